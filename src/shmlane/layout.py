@@ -1,0 +1,272 @@
+"""Arithmetic only: datatypes, shapes, and where each tensor of a slot lies.
+
+Owns what a model says about its tensors and the byte offsets that follow from it.
+Refuses to touch memory or sockets. Sizes and offsets are bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import TensorMismatch, UnknownTensor, UsageError
+from .regions import PAGE_BYTES, round_up
+
+Shape = tuple[int, ...]
+Array = npt.NDArray[Any]
+
+# 64 bytes: one cache line, and the widest vector load.
+TENSOR_ALIGNMENT = 64
+
+# KServe v2 datatypes that have a NumPy type of the same memory format.
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "UINT8": np.dtype(np.uint8),
+        "UINT16": np.dtype(np.uint16),
+        "UINT32": np.dtype(np.uint32),
+        "UINT64": np.dtype(np.uint64),
+        "INT8": np.dtype(np.int8),
+        "INT16": np.dtype(np.int16),
+        "INT32": np.dtype(np.int32),
+        "INT64": np.dtype(np.int64),
+        "FP16": np.dtype(np.float16),
+        "FP32": np.dtype(np.float32),
+        "FP64": np.dtype(np.float64),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output as the model declares it.
+
+    shape: full shape, batch dimension included; -1 where any size is allowed.
+    max_batch: largest first dimension, or 0 when the model does not batch.
+    """
+
+    name: str
+    datatype: str
+    shape: Shape
+    optional: bool = False
+    max_batch: int = 0
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        try:
+            return DTYPES[self.datatype]
+        except KeyError:
+            raise UsageError(
+                f"tensor {self.name!r} has datatype {self.datatype}, which shmlane"
+                " cannot move yet.",
+                hint=f"Datatypes it moves: {', '.join(DTYPES)}.",
+                tensor=self.name,
+                datatype=self.datatype,
+            ) from None
+
+    @property
+    def is_fixed(self) -> bool:
+        return -1 not in self.shape
+
+    @property
+    def is_fixed_but_for_batch(self) -> bool:
+        return self.max_batch > 0 and -1 not in self.shape[1:]
+
+    def check_shape(self, shape: Iterable[int]) -> Shape:
+        """Return `shape` as a tuple of ints; `TensorMismatch` if the model forbids it."""
+        given = tuple(int(size) for size in shape)
+        fits = len(given) == len(self.shape) and all(
+            size >= 0 and allowed in (-1, size)
+            for size, allowed in zip(given, self.shape, strict=True)
+        )
+        if not fits:
+            raise TensorMismatch(
+                f"tensor {self.name!r} cannot have shape {given}: the model allows"
+                f" {self.shape}{' (-1 is any size)' if not self.is_fixed else ''}.",
+                tensor=self.name,
+                given=given,
+                allowed=self.shape,
+            )
+        if self.max_batch and given[0] > self.max_batch:
+            raise TensorMismatch(
+                f"tensor {self.name!r} cannot have shape {given}: the model takes"
+                f" batches of at most {self.max_batch}.",
+                tensor=self.name,
+                given=given,
+                max_batch=self.max_batch,
+            )
+        return given
+
+    def nbytes(self, shape: Shape) -> int:
+        return math.prod(shape) * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        optional = " optional" if self.optional else ""
+        return f"<{self.name} {self.datatype} {list(self.shape)}{optional}>"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What the server says about the model: names, tensors and its own version."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    max_batch_size: int
+    server_version: str
+    decoupled: bool = False
+
+    @classmethod
+    def from_json(
+        cls,
+        metadata: Mapping[str, Any],
+        config: Mapping[str, Any],
+        *,
+        server_version: str,
+    ) -> ModelMetadata:
+        """Join the answers of the metadata and the configuration endpoint.
+
+        The metadata has shapes with the batch dimension; only the configuration knows
+        max_batch_size and which inputs are optional (model_config.proto).
+        """
+        max_batch = int(config.get("max_batch_size", 0))
+        optional = {
+            tensor["name"]
+            for tensor in config.get("input", ())
+            if tensor.get("optional", False)
+        }
+
+        def specs(tensors: Sequence[Mapping[str, Any]]) -> Mapping[str, TensorSpec]:
+            return MappingProxyType(
+                {
+                    tensor["name"]: TensorSpec(
+                        tensor["name"],
+                        tensor["datatype"],
+                        tuple(int(size) for size in tensor["shape"]),
+                        tensor["name"] in optional,
+                        max_batch,
+                    )
+                    for tensor in tensors
+                }
+            )
+
+        policy = config.get("model_transaction_policy", {})
+        return cls(
+            name=metadata["name"],
+            versions=tuple(metadata.get("versions", ())),
+            platform=metadata.get("platform", ""),
+            inputs=specs(metadata["inputs"]),
+            outputs=specs(metadata["outputs"]),
+            max_batch_size=max_batch,
+            server_version=server_version,
+            decoupled=bool(policy.get("decoupled", False)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One tensor of every slot: where its block starts and how much it holds.
+
+    default: the shape at the start of each lease, None where the caller must say it.
+    capacity: bytes of the block; a larger shape moves the tensor to a block of its own.
+    """
+
+    spec: TensorSpec
+    is_input: bool
+    default: Shape | None
+    offset: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLayout:
+    """The blocks of one slot. Every slot of a region has the same layout."""
+
+    tensors: tuple[TensorPlan, ...]
+    nbytes: int
+
+    @classmethod
+    def plan(
+        cls,
+        metadata: ModelMetadata,
+        *,
+        shapes: Mapping[str, Iterable[int]] | None = None,
+        outputs: Iterable[str] | Mapping[str, Iterable[int]] | None = None,
+    ) -> SlotLayout:
+        """Decide the blocks from the model and the largest shapes that were declared."""
+        given = _declared(metadata.inputs, shapes or {}, "input")
+        batch = max([shape[0] for shape in given.values() if shape], default=1)
+        tensors: list[TensorPlan] = []
+        offset = 0
+        for spec, is_input, default in [
+            *((s, True, _input_default(s, given)) for s in metadata.inputs.values()),
+            *((s, False, d) for s, d in _chosen_outputs(metadata, outputs, batch)),
+        ]:
+            capacity = 0 if default is None else spec.nbytes(default)
+            tensors.append(TensorPlan(spec, is_input, default, offset, capacity))
+            offset = round_up(offset + capacity, TENSOR_ALIGNMENT)
+        # A page at least: two slots never share one, and every slot has memory.
+        return cls(tuple(tensors), round_up(max(offset, 1), PAGE_BYTES))
+
+
+def lookup(specs: Mapping[str, TensorSpec], name: str, kind: str) -> TensorSpec:
+    """The spec of that name; `UnknownTensor` with the names that exist."""
+    try:
+        return specs[name]
+    except KeyError:
+        raise unknown_tensor(specs, name, kind) from None
+
+
+def unknown_tensor(known: Iterable[str], name: object, kind: str) -> UnknownTensor:
+    names = ", ".join(repr(known_name) for known_name in known) or "none"
+    return UnknownTensor(
+        f"there is no {kind} {name!r}; this model has: {names}.", tensor=name
+    )
+
+
+def _declared(
+    specs: Mapping[str, TensorSpec], shapes: Mapping[str, Iterable[int]], kind: str
+) -> dict[str, Shape]:
+    return {
+        name: lookup(specs, name, kind).check_shape(shape)
+        for name, shape in shapes.items()
+    }
+
+
+def _input_default(spec: TensorSpec, declared: Mapping[str, Shape]) -> Shape | None:
+    if spec.name in declared:
+        return declared[spec.name]
+    if spec.is_fixed:
+        return spec.shape
+    return (1, *spec.shape[1:]) if spec.is_fixed_but_for_batch else None
+
+
+def _chosen_outputs(
+    metadata: ModelMetadata,
+    outputs: Iterable[str] | Mapping[str, Iterable[int]] | None,
+    batch: int,
+) -> list[tuple[TensorSpec, Shape | None]]:
+    """The wanted outputs with the largest shape of each, None where nobody knows it."""
+    if isinstance(outputs, str):
+        raise UsageError(f"outputs={outputs!r} is one string; give a list of names.")
+    names = metadata.outputs if outputs is None else outputs
+    sizes = outputs if isinstance(outputs, Mapping) else {}
+    declared = _declared(metadata.outputs, sizes, "output")
+    chosen: list[tuple[TensorSpec, Shape | None]] = []
+    for name in names:
+        spec = lookup(metadata.outputs, name, "output")
+        largest = declared.get(name, spec.shape if spec.is_fixed else None)
+        if largest is None and spec.is_fixed_but_for_batch:
+            largest = (batch, *spec.shape[1:])
+        chosen.append((spec, largest))
+    if not chosen:
+        raise UsageError("outputs=[] asks for nothing; name at least one output.")
+    return chosen

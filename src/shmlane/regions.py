@@ -1,0 +1,279 @@
+"""System shared memory: one file in /dev/shm, made complete before it has a name.
+
+Owns creating, reserving, locking, mapping, viewing and removing region files, and
+finding those whose owner died. Refuses to know what lies inside a region, to truncate
+or shrink one, and to touch a file that another living process still holds.
+
+Liveness is the kernel's: whoever uses a region holds a shared `flock` on an open file
+description of its own. It is never the mapped descriptor, which `mmap` duplicates into
+forked children, where it would outlive its owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import secrets
+import sys
+import weakref
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import OutOfSharedMemory, RegionError, UnsupportedPlatform
+
+if sys.platform == "linux":
+    import fcntl
+
+SHM_DIRECTORY = "/dev/shm"
+PREFIX = "shmlane."
+PAGE_BYTES = mmap.PAGESIZE
+
+# Memory is reserved in pieces, so that Ctrl-C is answered while gigabytes are taken.
+_RESERVE_BYTES = 64 << 20
+_MADV_POPULATE_WRITE = 23
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionOptions:
+    """How region files are made.
+
+    mode: permission bits; a server under another uid needs 0o660 with a common group
+        or 0o666, because Triton opens the file for reading and writing.
+    hugepages: "auto" asks for huge pages where the mount of /dev/shm has
+        `huge=advise`; "never" does not ask.
+    prefault: map every page at creation instead of at the first touch.
+    lock: keep the pages from being swapped out (needs RLIMIT_MEMLOCK).
+    max_bytes: the most bytes that all regions of one session may hold together.
+    """
+
+    mode: int = 0o600
+    hugepages: Literal["auto", "never"] = "auto"
+    prefault: bool = True
+    lock: bool = False
+    max_bytes: int | None = None
+
+
+def round_up(nbytes: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that holds `nbytes`."""
+    return -(-nbytes // multiple) * multiple
+
+
+class Region:
+    """One named block of shared memory that this process made and owns.
+
+    Arrays made by `array` keep the mapping alive: they stay readable and writable
+    after `close`, which takes the name away at once and the memory with the last array.
+    Not thread-safe to close twice at once; everything else is read-only state.
+    """
+
+    def __init__(
+        self, nbytes: int, *, header: bytes, options: RegionOptions | None = None
+    ) -> None:
+        """Make a region of at least `nbytes` bytes that starts with `header`.
+
+        Raises `OutOfSharedMemory` before any page is used when the file system has too
+        little room, `RegionError` for anything else that the machine refuses.
+        """
+        _require_linux()
+        options = options or RegionOptions()
+        self.name = PREFIX + secrets.token_hex(8)
+        self.nbytes = round_up(max(nbytes, len(header)), PAGE_BYTES)
+        self._owner = os.getpid()
+        self._lock = -1
+        try:
+            self._mapping = self._create(header, options)
+        except OSError as error:
+            self._drop_lock()
+            raise RegionError(
+                f"could not make a shared memory region of {self.nbytes} bytes in"
+                f" {SHM_DIRECTORY}: {error.strerror}.",
+                hint=f"{SHM_DIRECTORY} must be a tmpfs that this user may write to, and"
+                " /proc must be mounted.",
+                nbytes=self.nbytes,
+                errno=error.errno,
+            ) from error
+        # A program that ends without closing its session must not leave the file.
+        self._unlink = weakref.finalize(self, _unlink_own, self.path, self._owner)
+        _live_regions.add(self)
+
+    @property
+    def path(self) -> str:
+        return f"{SHM_DIRECTORY}/{self.name}"
+
+    def array(self, offset: int, nbytes: int) -> Bytes:
+        """A writable byte array over part of the region, which it keeps mapped.
+
+        The only place where arrays over shared memory are made: `np.frombuffer` pins
+        the mapping, `np.ndarray(buffer=...)` does not, and reading such an array after
+        the mapping is closed ends the process.
+        """
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
+            raise RegionError(
+                f"bytes {offset} to {offset + nbytes} lie outside region {self.name}"
+                f" of {self.nbytes} bytes."
+            )
+        return np.frombuffer(self._mapping, np.uint8, nbytes, offset)
+
+    def close(self) -> None:
+        """Take the name away and let go of the memory; live arrays stay valid."""
+        self._unlink()
+        self._drop_lock()
+        # An exported buffer (a live array) keeps the mapping until it dies.
+        with contextlib.suppress(BufferError):
+            self._mapping.close()
+
+    def __repr__(self) -> str:
+        state = "open" if self._unlink.alive else "closed"
+        return f"<Region {self.name} {self.nbytes} bytes {state}>"
+
+    def _create(self, header: bytes, options: RegionOptions) -> mmap.mmap:
+        # Without a name until it is complete: nobody can ever see a half-made region.
+        fd = os.open(SHM_DIRECTORY, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(fd, options.mode)
+            _reserve(fd, self.nbytes)
+            self._take_lock(fd)
+            mapping = _map(fd, self.nbytes, options)
+            mapping[: len(header)] = header
+            # src_dir_fd makes Python call linkat, which can follow the /proc link.
+            os.link(
+                f"/proc/self/fd/{fd}", self.path, src_dir_fd=fd, follow_symlinks=True
+            )
+        finally:
+            os.close(fd)
+        return mapping
+
+    def _take_lock(self, fd: int) -> None:
+        self._lock = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def _drop_lock(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def remove_stale() -> list[str]:
+    """Remove region files of this user whose owner died; return their names.
+
+    Getting the exclusive lock is the proof: every process that uses a region holds the
+    shared one, across PID namespaces too. Files of other users and of other programs
+    are not opened.
+    """
+    if sys.platform != "linux":
+        return []
+    removed = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(SHM_DIRECTORY) as entries:
+        for entry in entries:
+            if entry.name.startswith(PREFIX) and _remove_if_dead(entry):
+                removed.append(entry.name)
+    return removed
+
+
+def _remove_if_dead(entry: os.DirEntry[str]) -> bool:
+    # Another process may remove the same file at the same moment: that is success too.
+    with contextlib.suppress(OSError):
+        if entry.stat(follow_symlinks=False).st_uid != os.getuid():
+            return False
+        fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(entry.path)
+            return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        raise UnsupportedPlatform(
+            f"shared memory with Triton needs Linux, this is {sys.platform}.",
+            hint='Use memory="wire" to reach a server from here.',
+        )
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    """Take the pages now: a hole met later is a SIGBUS, in the server as well."""
+    room = os.fstatvfs(fd)
+    free = min(room.f_bavail * room.f_frsize, _available_memory())
+    # Asked before any page is taken: a tmpfs may promise more than the machine has,
+    # and there the answer to reserving it all is the out-of-memory killer.
+    if nbytes > free:
+        raise _out_of_memory(nbytes, free)
+    for offset in range(0, nbytes, _RESERVE_BYTES):
+        try:
+            os.posix_fallocate(fd, offset, min(_RESERVE_BYTES, nbytes - offset))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise _out_of_memory(nbytes, free) from error
+
+
+def _available_memory() -> int:
+    """What the kernel can give without killing anyone (proc(5): MemAvailable)."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as meminfo:
+        for line in meminfo:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return sys.maxsize
+
+
+def _out_of_memory(nbytes: int, free: int) -> OutOfSharedMemory:
+    return OutOfSharedMemory(
+        f"{SHM_DIRECTORY} has too little room: wanted {nbytes} bytes, {free} are free.",
+        hint="Use fewer slots or smaller shapes, remove files nobody uses, or make it"
+        " larger (docker run --shm-size, mount -o remount,size=).",
+        wanted=nbytes,
+        free=free,
+    )
+
+
+def _map(fd: int, nbytes: int, options: RegionOptions) -> mmap.mmap:
+    mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
+    if options.hugepages == "auto":
+        # Refused where the kernel has no huge pages; a plain mapping serves as well.
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    if options.prefault:
+        # Kernels before 5.14 do not know it; the pages are reserved already.
+        with contextlib.suppress(OSError):
+            mapping.madvise(_MADV_POPULATE_WRITE)
+    if options.lock:
+        _lock_pages(mapping, nbytes)
+    return mapping
+
+
+def _lock_pages(mapping: mmap.mmap, nbytes: int) -> None:
+    address = ctypes.c_void_p(np.frombuffer(mapping, np.uint8).ctypes.data)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mlock(address, ctypes.c_size_t(nbytes)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"mlock: {os.strerror(code)} (see ulimit -l)")
+
+
+def _unlink_own(path: str, owner: int) -> None:
+    # A forked child inherits the finaliser, and the file is not the child's to remove.
+    if os.getpid() == owner:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+_live_regions: weakref.WeakSet[Region] = weakref.WeakSet()
+
+
+def _forget_locks_in_child() -> None:
+    for region in list(_live_regions):
+        region._drop_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks_in_child)
