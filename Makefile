@@ -1,0 +1,57 @@
+# Everything runs in .venv, which is built on first use and brought up to date when
+# pyproject.toml changes. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+BIN := .venv/bin
+READY := .venv/.ready
+STEP := @scripts/step
+# The checks end well within this; the limit only ends a benchmark that hangs.
+BENCH_LIMIT := 240
+
+.PHONY: demo test lint types imports unit suite bench clean help
+
+demo: $(READY) ## Start a real Triton server and show what shared memory does
+	@$(BIN)/shmlane demo $(ARGS)
+
+test: override ARGS :=
+test: lint types imports suite bench ## All checks, all tests, then a short benchmark
+
+lint: $(READY) ## Style, formatting and spelling
+	$(STEP) "ruff check" $(BIN)/ruff check .
+	$(STEP) "ruff format --check" $(BIN)/ruff format --check .
+	$(STEP) "codespell" $(BIN)/codespell
+
+types: $(READY) ## mypy --strict on the package and its tests
+	$(STEP) "mypy --strict" $(BIN)/mypy
+
+imports: $(READY) ## Who may import whom
+	$(STEP) "import-linter" $(BIN)/lint-imports --no-cache
+
+unit: $(READY) ## Tests that need no server: seconds
+	@$(BIN)/python -m pytest tests/unit $(ARGS)
+
+suite: $(READY) ## All tests: units, a real server, faults, the docs' code blocks
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: $(READY) ## A short benchmark; it informs and never fails the build
+	@echo; timeout --foreground --signal=INT --kill-after=10 $(BENCH_LIMIT) \
+		$(BIN)/shmlane bench --quick $(ARGS) \
+		|| echo "The benchmark did not finish (exit status $$?); nothing depends on it."
+
+clean: ## Remove .venv, caches and build products
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist out
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+help: ## This list
+	@echo "make TARGET [ARGS=...]"
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1 \2/p' $(MAKEFILE_LIST) \
+		| while read -r name what; do printf '  %-8s %s\n' "$$name" "$$what"; done
+
+$(READY): pyproject.toml scripts/setup-venv
+	@scripts/setup-venv
+	@touch $@

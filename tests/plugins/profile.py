@@ -1,0 +1,46 @@
+"""How the suite runs: one seed for all that is random, GPU tests only beside a GPU.
+
+Owns no fixture. pytest-randomly prints its seed, and Hypothesis uses the same one:
+`--randomly-seed=N` repeats order and examples of a run together. No example has a
+deadline: other programs share the cores, and a slow example says nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import hypothesis.core
+import pytest
+
+hypothesis.settings.register_profile("shmlane", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("shmlane")
+
+
+@pytest.hookimpl(trylast=True)  # after pytest-randomly has drawn its seed
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("randomly_seed", None)
+    if isinstance(seed, int) and hypothesis.core.global_force_seed is None:
+        hypothesis.core.global_force_seed = seed
+
+
+def pytest_report_header() -> str:
+    return f"hypothesis: seed {hypothesis.core.global_force_seed}, no deadline"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and (reason := _why_no_gpu()):
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_gpu() -> str:
+    """Ask the driver itself: no CUDA package need be installed to know."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no CUDA driver (libcuda.so.1) on this machine"
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return "the CUDA driver does not start on this machine"
+    return "" if count.value else "no CUDA device on this machine"
