@@ -20,7 +20,8 @@ hypothesis.settings.load_profile("shmlane")
 def pytest_configure(config: pytest.Config) -> None:
     seed = config.getoption("randomly_seed", None)
     if isinstance(seed, int) and hypothesis.core.global_force_seed is None:
-        hypothesis.core.global_force_seed = seed
+        # Declared as None there; what --hypothesis-seed sets is an int as well.
+        hypothesis.core.global_force_seed = seed  # type: ignore[assignment]
 
 
 def pytest_report_header() -> str:
