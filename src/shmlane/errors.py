@@ -174,3 +174,18 @@ class AccessRestricted(ServerError, PermissionError):
 
 class InferFailed(ServerError):
     """The server refused or failed the inference; output content is undefined."""
+
+
+# --- a server that runs on this machine ---------------------------------------------
+
+
+class LocalServerError(ShmlaneError, RuntimeError):
+    """A server or tool that shmlane runs on this machine could not be made ready."""
+
+
+class InstallFailed(LocalServerError):
+    """A tritonserver, an interpreter or packages are missing and cannot be installed."""
+
+
+class ServerStartFailed(LocalServerError):
+    """A tritonserver did not become ready; `context` has the end of its `log`."""
