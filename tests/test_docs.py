@@ -1,0 +1,181 @@
+"""README.md and docs/ hold true: their Python runs, their commands and links exist.
+
+Every block fenced as `python` is run as a reader would run it: as a script of its own,
+by a fresh interpreter with warnings as errors, against a real server.
+
+- Addresses are those of the defaults (`ADDRESSES`); the runner puts the test server's
+  in their place. Models are the ones that the test server has.
+- A block may use the names in `GIVEN` without binding them.
+- `<!-- docs: continues -->` on the line above the fence: the block is run after the one
+  before it, as one script.
+- `<!-- docs: not run: REASON -->` there: the block must compile, no more.
+
+Line numbers in a traceback are those of the page. A `console` block is not run, but
+each `$ shmlane ...` in it must name a command and options that exist.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+CONTINUES = "continues"
+NOT_RUN = "not run"
+FENCE = re.compile(
+    r"(?:^<!-- docs: (?P<order>.+?) -->\n)?"
+    r"^```(?P<language>\w+)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+# What the pages say, and the attribute of the `server` fixture that stands behind it.
+ADDRESSES = {
+    "unix:///run/triton/http.sock": "unix_url",
+    "localhost:8000": "http_url",
+}
+# What readers have under these names already. One line each; order is that of use.
+GIVEN = {
+    "shmlane": "import shmlane",
+    "np": "import numpy as np",
+    "url": "url = 'localhost:8000'",
+    "frame": "frame = np.ones((1, 3, 640, 640), np.float32)",
+    "session": "import atexit; session = shmlane.Session(url, 'yolov8');"
+    " atexit.register(session.close)",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced piece of a page; `line` is where its first line of code stands."""
+
+    page: Path
+    line: int
+    code: str
+    order: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    return [
+        Block(
+            page=page,
+            line=text.count("\n", 0, match.start("code")) + 1,
+            code=match["code"],
+            order=match["order"] or "",
+        )
+        for page in PAGES
+        for text in [page.read_text(encoding="utf-8")]
+        for match in FENCE.finditer(text)
+        if match["language"] in languages
+    ]
+
+
+def scripts() -> list[list[Block]]:
+    """Blocks as they are run together: each with those that continue it."""
+    groups: list[list[Block]] = []
+    for block in blocks("python"):
+        if block.order == CONTINUES:
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+    return groups
+
+
+def free_names(code: str) -> set[str]:
+    """Names that `code` reads and never binds."""
+    bound: set[str] = set()
+    read: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Name(ctx=ast.Load()):
+                read.add(node.id)
+            case ast.Name():
+                bound.add(node.id)
+            case ast.alias():
+                bound.add((node.asname or node.name).partition(".")[0])
+            case ast.arg():
+                bound.add(node.arg)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                bound.add(node.name)
+    return read - bound
+
+
+def with_what_is_given(code: str) -> str:
+    """Put the given names that `code` needs on its first line, which is blank."""
+    needed = free_names(code) & GIVEN.keys()
+    while (
+        more := {
+            name for used in needed for name in free_names(GIVEN[used]) & GIVEN.keys()
+        }
+        - needed
+    ):
+        needed |= more
+    return "; ".join(GIVEN[name] for name in GIVEN if name in needed) + code
+
+
+def as_script(group: list[Block]) -> str:
+    """One script in which every line has the number that it has in the page."""
+    code = ""
+    for block in group:
+        code += "\n" * (block.line - 1 - code.count("\n")) + block.code
+    return with_what_is_given(code)
+
+
+def at_server(code: str, server: Any) -> str:
+    for documented, attribute in ADDRESSES.items():
+        code = code.replace(documented, getattr(server, attribute))
+    return code
+
+
+@pytest.mark.parametrize("group", scripts(), ids=lambda group: group[0].place)
+def test_python_runs_as_printed(
+    group: list[Block], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    for block in group:
+        compile(block.code, block.place, "exec")
+        if block.order.startswith(NOT_RUN):
+            pytest.skip(block.order)
+    script = tmp_path / group[0].page.name
+    code = at_server(as_script(group), request.getfixturevalue("server"))
+    script.write_text(code, encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", script.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # What finalisers warn of goes to stderr and leaves the exit status alone.
+    passed = ended.returncode == 0 and not ended.stderr
+    assert passed, f"{group[0].place}\n{ended.stdout}{ended.stderr}"
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.place)
+def test_directive_above_a_block_is_one_that_exists(block: Block) -> None:
+    known = block.order in ("", CONTINUES) or re.match(NOT_RUN + r": \w+", block.order)
+    assert known, f"unknown directive: {block.order}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    broken = [
+        target
+        for target in LINK.findall(prose)
+        if ":" not in target and not (page.parent / target).exists()
+    ]
+    assert broken == []
