@@ -1,0 +1,319 @@
+"""A slot: the memory of one request, who holds it, and what is prepared on it.
+
+Owns the two holds that decide whether a slot may be used again, the arrays over its
+memory, its registrations and its prepared requests. Refuses to wait, to do I/O and to
+choose between slots. One slot belongs to one lease at a time; nothing here locks.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from enum import Enum
+from sys import getrefcount
+from typing import Any, Protocol
+
+from .header import RegionHeader
+from .layout import Array, Shape, SlotLayout, TensorPlan
+from .regions import Region
+
+# Reference counts are exact only under the GIL; without it, weak references decide.
+COUNTS_ARE_EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+class Label(Enum):
+    """What the two holds of a slot mean to people."""
+
+    FREE = "free"
+    LEASED = "leased"
+    IN_FLIGHT = "in flight"
+    LATE = "late"
+    LOST = "lost"
+    PINNED = "pinned"
+
+
+class Channel(Protocol):
+    """What a slot asks of the connection that it owns."""
+
+    @property
+    def is_open(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Registration:
+    """One region as one slot registered it: a name and a key of its own.
+
+    The server counts references per name, so a lost request is waited for alone. The
+    key differs between slots only in its leading slashes: the same file to the server
+    but another string, because servers up to 2.68 fail a second registration of an
+    equal string (they reuse a closed descriptor). A name is never used twice: deferred
+    removal in 2.53 and later goes by name.
+    """
+
+    __slots__ = ("is_live", "key", "name", "region", "slot_index")
+
+    def __init__(self, region: Region, slot_index: int, generation: int) -> None:
+        self.region = region
+        self.slot_index = slot_index
+        self.key = "/" * (slot_index + 1) + region.name
+        self.renew(generation)
+
+    def renew(self, generation: int) -> None:
+        self.name = f"{self.region.name}.{self.slot_index}.{generation}"
+        self.is_live = False
+
+    def __repr__(self) -> str:
+        return f"<Registration {self.name} {'live' if self.is_live else 'not live'}>"
+
+
+class Tensor:
+    """One tensor of one slot: its block of memory and the arrays over it.
+
+    `root` is the one array made over the block. NumPy lets every array derived from it
+    refer to it directly, so its reference count tells whether views are alive.
+    """
+
+    __slots__ = (
+        "array",
+        "bit",
+        "capacity",
+        "default",
+        "name",
+        "offset",
+        "plan",
+        "registration",
+        "resting",
+        "root",
+        "shape",
+        "spec",
+    )
+
+    def __init__(self, plan: TensorPlan, bit: int) -> None:
+        self.plan = plan
+        self.spec = plan.spec
+        self.name = plan.spec.name
+        self.default = plan.default
+        self.bit = bit
+
+    def bind(self, registration: Registration, offset: int, capacity: int) -> None:
+        """Lie at `offset` of the registered region from now on."""
+        self.registration = registration
+        self.offset = offset
+        self.capacity = capacity
+        self.renew_arrays(self.default)
+
+    def renew_arrays(self, shape: Shape | None) -> None:
+        """Make a new root; views of an old one keep the old one and its mapping."""
+        self.root = self.registration.region.array(self.offset, self.capacity)
+        fits = shape is not None and self.spec.nbytes(shape) <= self.capacity
+        self.reshape(shape if fits else None)
+        # Counted where no view can exist yet.
+        self.resting = getrefcount(self.root)
+
+    def reshape(self, shape: Shape | None) -> None:
+        """Take the shape that `array` has; the caller has checked that it fits."""
+        self.shape = shape
+        nbytes = 0 if shape is None else self.spec.nbytes(shape)
+        flat: Array = self.root[:nbytes].view(self.spec.dtype)
+        self.array = flat if shape is None else flat.reshape(shape)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True when nobody outside holds an array over this block."""
+        return COUNTS_ARE_EXACT and getrefcount(self.root) == self.resting
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name} {self.shape} of {self.capacity} bytes>"
+
+
+class RootWatch(weakref.ref[Array]):
+    """A weak reference to one root that knows its slot."""
+
+    __slots__ = ("slot",)
+
+    def __new__(
+        cls, root: Array, on_death: Callable[[RootWatch], None], slot: Slot
+    ) -> RootWatch:
+        watch = super().__new__(cls, root, on_death)  # type: ignore[type-var,arg-type]  # typeshed types the callback for plain references only
+        watch.slot = slot
+        return watch
+
+    def __init__(
+        self, root: Array, on_death: Callable[[RootWatch], None], slot: Slot
+    ) -> None:
+        super().__init__(root, on_death)  # type: ignore[arg-type]  # as above
+
+    slot: Slot
+
+
+class Prepared:
+    """Two finished requests with ids "0" and "1", used in turn, and their replies.
+
+    A reply equal to the last checked one of the same id needs no parsing. Two ids,
+    because a reply that something in between sent twice would otherwise pass for the
+    answer to the next request.
+    """
+
+    __slots__ = ("given", "replies", "requests", "turn")
+
+    def __init__(self, requests: tuple[bytes, bytes], given: int) -> None:
+        self.requests = requests
+        self.replies: list[bytes | None] = [None, None]
+        self.turn = 0
+        self.given = given
+
+
+class Slot:
+    """The part of a region that holds all tensors of one request.
+
+    server_hold: a request is unanswered; set before the first byte leaves, cleared only
+        on a complete reply of Triton's or a proven drain.
+    leased: somebody's lease is on it. epoch: changes whenever results on it expire.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "channel",
+        "epoch",
+        "extensions",
+        "generation",
+        "index",
+        "inputs",
+        "leased",
+        "live_roots",
+        "obsolete",
+        "outputs",
+        "prepared",
+        "record",
+        "registrations",
+        "required",
+        "server_hold",
+        "tensors",
+        "watches",
+    )
+
+    def __init__(
+        self, index: int, region: Region, header: RegionHeader, layout: SlotLayout
+    ) -> None:
+        self.index = index
+        self.generation = 0
+        self.epoch = 0
+        self.leased = False
+        self.server_hold = False
+        self.channel: Channel | None = None
+        self.prepared: Prepared | None = None
+        self.record = region.array(header.record_offset(index), 1)
+        self.registrations = [Registration(region, index, 0)]
+        self.obsolete: list[str] = []
+        self.extensions: dict[str, Registration] = {}
+        self.live_roots = 0
+        self.watches: list[RootWatch] = []
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+        for number, plan in enumerate(layout.tensors):
+            tensor = Tensor(plan, 1 << number)
+            offset = header.slot_offset(index) + plan.offset
+            tensor.bind(self.registrations[0], offset, plan.capacity)
+            (self.inputs if plan.is_input else self.outputs)[tensor.name] = tensor
+        self.tensors = (*self.inputs.values(), *self.outputs.values())
+        self.required = sum(
+            tensor.bit for tensor in self.inputs.values() if not tensor.spec.optional
+        )
+
+    # --- holds ------------------------------------------------------------------------
+
+    @property
+    def label(self) -> Label:
+        if self.server_hold:
+            if self.channel is None or not self.channel.is_open:
+                return Label.LOST
+            return Label.IN_FLIGHT if self.leased else Label.LATE
+        if self.leased:
+            return Label.LEASED
+        pinned = self.live_roots or (COUNTS_ARE_EXACT and not self.is_at_rest)
+        return Label.PINNED if pinned else Label.FREE
+
+    @property
+    def is_at_rest(self) -> bool:
+        """True when no view of any tensor is alive."""
+        if self.live_roots:
+            return False
+        for tensor in self.tensors:  # noqa: SIM110 - a generator costs a frame here
+            if not tensor.is_at_rest:
+                return False
+        return True
+
+    def watch(self, on_death: Callable[[RootWatch], None]) -> None:
+        """Keep the roots that have views by weak reference only.
+
+        `on_death` is called once for each of them, when its last view dies, possibly
+        before this returns and from any thread; it must not do more than take note.
+        """
+        held = [tensor for tensor in self.tensors if not tensor.is_at_rest]
+        self.live_roots = len(held)
+        self.watches = [RootWatch(tensor.root, on_death, self) for tensor in held]
+        for tensor in held:
+            tensor.array = tensor.root = _NOTHING
+
+    def root_died(self) -> bool:
+        """Count one dead root; True when it was the last and the slot is whole again."""
+        self.live_roots -= 1
+        if self.live_roots:
+            return False
+        self.watches.clear()
+        for tensor in self.tensors:
+            if tensor.root is _NOTHING:
+                tensor.renew_arrays(tensor.shape)
+        return True
+
+    # --- memory and registration ------------------------------------------------------
+
+    def reshape(self, tensor: Tensor, shape: Shape) -> None:
+        """Give `tensor` another shape that fits its block."""
+        tensor.reshape(shape)
+        self.prepared = None
+
+    def extend(
+        self, tensor: Tensor, region: Region, *, offset: int, capacity: int
+    ) -> None:
+        """Move `tensor` to a region of its own; its content is not kept.
+
+        The slot must not be held by the server. Arrays over the old block stay valid
+        and mean nothing to the server any more.
+        """
+        if old := self.extensions.pop(tensor.name, None):
+            self.registrations.remove(old)
+            self.obsolete.append(old.name)
+            old.region.close()
+        self.generation += 1
+        registration = Registration(region, self.index, self.generation)
+        self.registrations.append(registration)
+        self.extensions[tensor.name] = registration
+        tensor.bind(registration, offset, capacity)
+        self.prepared = None
+
+    def renew_registrations(self) -> None:
+        """The server forgot or may have forgotten this slot: all names anew."""
+        self.generation += 1
+        for registration in self.registrations:
+            self.obsolete.append(registration.name)
+            registration.renew(self.generation)
+        self.prepared = None
+
+    def unregistered(self) -> Iterator[Registration]:
+        return (each for each in self.registrations if not each.is_live)
+
+    def close_memory(self) -> None:
+        """Let go of channel and extensions; the shared region is not the slot's."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+        for registration in self.extensions.values():
+            registration.region.close()
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.index} {self.label.value} generation {self.generation}>"
+
+
+_NOTHING: Any = None

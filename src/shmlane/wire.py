@@ -1,0 +1,406 @@
+"""Requests and replies as bytes: HTTP/1.1 and the KServe v2 JSON that Triton speaks.
+
+Owns every byte that goes to the server and the strict reading of every byte that comes
+back. Refuses to do I/O, to wait, and to guess: framing that is not exactly right is a
+`ProtocolError`, after which the connection is of no more use.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .errors import ProtocolError, UsageError
+from .layout import Shape
+
+_MAX_HEAD_BYTES = 64 << 10
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+# Triton does not percent-decode names in paths: what would need escaping cannot be sent.
+_PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
+_HEADER_LINE = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([^\r\n\0]*)")
+_DIGITS = re.compile(r"[0-9]{1,18}")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
+
+# Answered by something between us and Triton while Triton may still run the request.
+_FOREIGN_STATUS = frozenset({408, 499, 502, 504})
+
+
+class TensorRef(NamedTuple):
+    """One tensor of an inference request. `region` "" sends or asks for wire data."""
+
+    name: str
+    datatype: str
+    shape: Shape
+    region: str
+    offset: int
+    nbytes: int
+
+
+class HttpRequests:
+    """Builds the requests of one session: one server, one model, fixed headers."""
+
+    def __init__(
+        self,
+        host: str,
+        model: str,
+        *,
+        version: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._model = f"/v2/models/{path_name(model, 'model name')}"
+        self._versioned = self._model
+        if version:
+            self._versioned += f"/versions/{path_name(version, 'model version')}"
+        lines = [("Host", host), *(headers or {}).items()]
+        self._fixed = "".join(f"{header_line(k, v)}\r\n" for k, v in lines)
+
+    def build(self, method: str, path: str, body: str = "") -> bytes:
+        data = body.encode()
+        head = f"{method} {path} HTTP/1.1\r\n{self._fixed}"
+        # Without a length the server reads no body and closes (evhtp); GET needs none.
+        if method != "GET":
+            head += f"Content-Length: {len(data)}\r\n"
+        return b"%s\r\n%s" % (head.encode("latin-1"), data)
+
+    def server_metadata(self) -> bytes:
+        return self.build("GET", "/v2")
+
+    def model_metadata(self) -> bytes:
+        return self.build("GET", self._versioned)
+
+    def model_config(self) -> bytes:
+        return self.build("GET", f"{self._versioned}/config")
+
+    def model_ready(self) -> bytes:
+        return self.build("GET", f"{self._versioned}/ready")
+
+    def repository_index(self) -> bytes:
+        return self.build("POST", "/v2/repository/index")
+
+    def register(self, name: str, key: str, nbytes: int) -> bytes:
+        body = json.dumps({"key": key, "byte_size": nbytes})
+        return self.build("POST", f"{_region_path(name)}/register", body)
+
+    def unregister(self, name: str) -> bytes:
+        return self.build("POST", f"{_region_path(name)}/unregister")
+
+    def region_status(self, name: str) -> bytes:
+        return self.build("GET", f"{_region_path(name)}/status")
+
+    def infer(
+        self,
+        request_id: str,
+        inputs: Iterable[TensorRef],
+        outputs: Iterable[TensorRef],
+    ) -> bytes:
+        body = (
+            f'{{"id":"{request_id}","inputs":[{",".join(map(_input_json, inputs))}],'
+            f'"outputs":[{",".join(map(_output_json, outputs))}]}}'
+        )
+        return self.build("POST", f"{self._versioned}/infer", body)
+
+
+def path_name(name: str, what: str) -> str:
+    """`name` if it can stand in a request path as it is, else `UsageError`."""
+    if not _PATH_NAME.fullmatch(name) or name in (".", ".."):
+        raise UsageError(
+            f"{what} {name!r} cannot be sent: Triton does not decode escaped paths, so"
+            " only letters, digits and ._~!$&'()*+,;=:@- can be used.",
+            name=name,
+        )
+    return name
+
+
+def header_line(name: str, value: str) -> str:
+    """`name: value` if that is one legal HTTP header line, else `UsageError`."""
+    legal = value.isprintable() and value.isascii() and value == value.strip()
+    if not _TOKEN.fullmatch(name) or not legal:
+        raise UsageError(
+            f"{name!r}: {value!r} is not a legal HTTP header: names are tokens, values"
+            " are printable ASCII without space at the ends.",
+            header=name,
+        )
+    if name.lower() in ("content-length", "transfer-encoding", "connection", "expect"):
+        raise UsageError(f"header {name!r} frames the request and is set by shmlane.")
+    return f"{name}: {value}"
+
+
+def _region_path(name: str) -> str:
+    return f"/v2/systemsharedmemory/region/{path_name(name, 'region name')}"
+
+
+def _place_json(tensor: TensorRef) -> str:
+    return (
+        f'"shared_memory_region":"{tensor.region}",'
+        f'"shared_memory_offset":{tensor.offset},'
+        f'"shared_memory_byte_size":{tensor.nbytes}'
+    )
+
+
+def _input_json(tensor: TensorRef) -> str:
+    shape = ",".join(map(str, tensor.shape))
+    # Only an empty tensor comes without a region: Triton refuses zero bytes in one.
+    content = (
+        f'"parameters":{{{_place_json(tensor)}}}' if tensor.region else '"data":[]'
+    )
+    return (
+        f'{{"name":{json.dumps(tensor.name)},"shape":[{shape}],'
+        f'"datatype":"{tensor.datatype}",{content}}}'
+    )
+
+
+def _output_json(tensor: TensorRef) -> str:
+    content = _place_json(tensor) if tensor.region else '"binary_data":true'
+    return f'{{"name":{json.dumps(tensor.name)},"parameters":{{{content}}}}}'
+
+
+# --- replies --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """One complete reply. Header names are lower case; `body` is ours to keep."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytearray
+    keep_alive: bool
+
+    @property
+    def error_text(self) -> str | None:
+        """The text of Triton's `{"error": ...}`, None when the body is not that."""
+        try:
+            text = json.loads(self.body)["error"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        return text if isinstance(text, str) else None
+
+    @property
+    def is_from_triton(self) -> bool:
+        """False when something in between may have answered in Triton's place."""
+        if "via" in self.headers or self.status in _FOREIGN_STATUS:
+            return False
+        return self.status == 200 or self.error_text is not None
+
+    def json(self) -> Any:
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise ProtocolError(
+                f"a reply of status {self.status} is not JSON: {bytes(self.body[:80])!r}"
+            ) from error
+
+
+class ReplyParser:
+    """Reads one reply from any split of its bytes.
+
+    `feed` returns the reply when its last byte has come, else None. Bytes behind the
+    end are an error: one request at a time is all that is ever asked.
+    """
+
+    def __init__(self, *, max_body_bytes: int = 1 << 40) -> None:
+        self._buffer = bytearray()
+        self._head: tuple[int, Mapping[str, str], bool] | None = None
+        self._length: int | None = None
+        self._body = bytearray()
+        self._max_body_bytes = max_body_bytes
+
+    @property
+    def is_started(self) -> bool:
+        return self._head is not None or bool(self._buffer)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> HttpReply | None:
+        self._buffer += data
+        while self._head is None:
+            if not self._read_head():
+                return None
+        complete = self._read_chunks() if self._length is None else self._read_body()
+        if not complete:
+            return None
+        if self._buffer:
+            raise ProtocolError(
+                f"{len(self._buffer)} bytes came behind the end of a reply."
+            )
+        status, headers, keep_alive = self._head
+        return HttpReply(status, headers, self._body, keep_alive)
+
+    def _read_head(self) -> bool:
+        """True when a head was taken from the buffer; it may be an interim one."""
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._buffer) > _MAX_HEAD_BYTES:
+                raise ProtocolError(f"a reply head exceeds {_MAX_HEAD_BYTES} bytes.")
+            self._check_beginning()
+            return False
+        lines = bytes(self._buffer[:end]).split(b"\r\n")
+        del self._buffer[: end + 4]
+        match = _STATUS_LINE.fullmatch(lines[0])
+        if match is None:
+            raise ProtocolError(f"this is not an HTTP status line: {lines[0][:80]!r}")
+        status = int(match[2])
+        headers = _parse_headers(lines[1:])
+        if 100 <= status < 200 and status != 101:
+            return True
+        self._length = _body_length(headers)
+        if self._length is not None and self._length > self._max_body_bytes:
+            raise ProtocolError(f"a reply announces {self._length} bytes.")
+        self._head = (status, headers, _keeps_alive(match[1], headers))
+        return True
+
+    def _check_beginning(self) -> None:
+        # Not waiting for more of what can never become a reply.
+        beginning = bytes(self._buffer[:7])
+        if beginning != b"HTTP/1."[: len(beginning)]:
+            raise ProtocolError(f"this is not an HTTP reply: {beginning!r}")
+
+    def _read_body(self) -> bool:
+        assert self._length is not None
+        missing = self._length - len(self._body)
+        self._body += self._buffer[:missing]
+        del self._buffer[:missing]
+        return len(self._body) == self._length
+
+    def _read_chunks(self) -> bool:
+        while (end := self._buffer.find(b"\r\n")) >= 0:
+            match = _CHUNK_SIZE.fullmatch(self._buffer[:end])
+            if match is None:
+                raise ProtocolError("a chunk does not start with its size.")
+            size = int(match[1], 16)
+            if len(self._body) + size > self._max_body_bytes:
+                raise ProtocolError(f"a reply exceeds {self._max_body_bytes} bytes.")
+            if size == 0:
+                return self._read_trailers(end)
+            stop = end + 2 + size
+            if len(self._buffer) < stop + 2:
+                return False
+            if self._buffer[stop : stop + 2] != b"\r\n":
+                raise ProtocolError("a chunk does not end where it should.")
+            self._body += self._buffer[end + 2 : stop]
+            del self._buffer[: stop + 2]
+        if len(self._buffer) > _MAX_HEAD_BYTES:
+            raise ProtocolError("a chunk size exceeds its limit.")
+        return False
+
+    def _read_trailers(self, end: int) -> bool:
+        """The last chunk stands at the start of the buffer, its size line ends at `end`."""
+        stop = self._buffer.find(b"\r\n\r\n", end)
+        if stop < 0:
+            if len(self._buffer) - end > _MAX_HEAD_BYTES:
+                raise ProtocolError("the trailers of a reply exceed their limit.")
+            return False
+        del self._buffer[: stop + 4]
+        return True
+
+
+def _parse_headers(lines: Iterable[bytes]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in lines:
+        match = _HEADER_LINE.fullmatch(line)
+        if match is None:
+            raise ProtocolError(f"this is not a header line: {line[:80]!r}")
+        name = match[1].decode("ascii").lower()
+        value = match[2].decode("latin-1").rstrip(" \t")
+        if name in headers:
+            if name in ("content-length", "transfer-encoding"):
+                raise ProtocolError(f"a reply has two {name} headers.")
+            value = f"{headers[name]}, {value}"
+        headers[name] = value
+    return headers
+
+
+def _body_length(headers: Mapping[str, str]) -> int | None:
+    """Bytes of the body, None for chunked; anything less certain is refused."""
+    encoding = headers.get("transfer-encoding")
+    length = headers.get("content-length")
+    if encoding is not None:
+        if encoding.lower() != "chunked" or length is not None:
+            raise ProtocolError(f"a reply is framed as {encoding!r} and {length!r}.")
+        return None
+    if length is None or not _DIGITS.fullmatch(length):
+        raise ProtocolError(f"a reply has content-length {length!r}, not a number.")
+    return int(length)
+
+
+def _keeps_alive(minor: bytes, headers: Mapping[str, str]) -> bool:
+    tokens = {
+        token.strip() for token in headers.get("connection", "").lower().split(",")
+    }
+    return "close" not in tokens and (minor == b"1" or "keep-alive" in tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReply:
+    """One output of a reply. `data` has its bytes when they came over the wire."""
+
+    name: str
+    datatype: str
+    shape: Shape
+    data: memoryview | None
+
+
+@dataclass(frozen=True, slots=True)
+class InferReply:
+    """A successful inference as the server reports it."""
+
+    request_id: str
+    model_name: str
+    model_version: str
+    outputs: tuple[OutputReply, ...]
+    parameters: Mapping[str, Any]
+
+    @classmethod
+    def parse(cls, reply: HttpReply) -> InferReply:
+        """Read a reply of status 200; `ProtocolError` when it is not an inference."""
+        text, blobs = _split_binary(reply)
+        try:
+            answer = json.loads(text)
+            outputs = tuple(_parse_outputs(answer["outputs"], blobs))
+            return cls(
+                str(answer.get("id", "")),
+                str(answer["model_name"]),
+                str(answer["model_version"]),
+                outputs,
+                dict(answer.get("parameters", {})),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProtocolError(
+                f"a reply of status 200 is not an inference reply: {error!r}"
+            ) from error
+
+
+def _split_binary(reply: HttpReply) -> tuple[bytes, memoryview]:
+    """The JSON part and the binary part behind it (KServe binary tensor extension)."""
+    length = reply.headers.get("inference-header-content-length")
+    if length is None:
+        return bytes(reply.body), memoryview(b"")
+    if not _DIGITS.fullmatch(length) or int(length) > len(reply.body):
+        raise ProtocolError(
+            f"a reply of {len(reply.body)} bytes announces {length!r} bytes of JSON."
+        )
+    split = int(length)
+    return bytes(reply.body[:split]), memoryview(reply.body)[split:]
+
+
+def _parse_outputs(
+    outputs: Iterable[Mapping[str, Any]], blobs: memoryview
+) -> Iterable[OutputReply]:
+    offset = 0
+    for output in outputs:
+        data = None
+        if "binary_data_size" in output.get("parameters", {}):
+            size = int(output["parameters"]["binary_data_size"])
+            if size < 0 or offset + size > len(blobs):
+                raise ProtocolError(
+                    f"output {output['name']!r} announces {size} bytes,"
+                    f" {len(blobs) - offset} are left."
+                )
+            data = blobs[offset : offset + size]
+            offset += size
+        shape = tuple(int(dim) for dim in output["shape"])
+        yield OutputReply(str(output["name"]), str(output["datatype"]), shape, data)
+    if offset != len(blobs):
+        raise ProtocolError(f"{len(blobs) - offset} bytes belong to no output.")
