@@ -44,15 +44,15 @@ _PAGE_LINES = (
     ("server reads it. Results are read where the", 80, 350, 1.5, 3),
     ("server wrote them. A few hundred bytes", 80, 430, 1.5, 3),
     ("per request cross a socket.", 80, 510, 1.5, 3),
-    ("Grace Hopper made the", 600, 680, 1.4, 3),
-    ("first compiler in 1952", 600, 770, 1.4, 3),
-    ("and gave her listeners", 600, 860, 1.4, 3),
-    ("nanoseconds: wires as", 600, 950, 1.4, 3),
-    ("long as light travels", 600, 1040, 1.4, 3),
-    ("in that time, 30 cm.", 600, 1130, 1.4, 3),
+    ("Grace Hopper made the", 600, 670, 1.4, 3),
+    ("first compiler in 1952", 600, 750, 1.4, 3),
+    ("and gave her listeners", 600, 830, 1.4, 3),
+    ("nanoseconds: wires as", 600, 910, 1.4, 3),
+    ("long as light travels", 600, 990, 1.4, 3),
+    ("in that time, 30 cm.", 600, 1070, 1.4, 3),
 )
-# Left, top and height of the portrait; the lower part of the photograph is left out.
-_PORTRAIT = (80, 630, 500)
+# Left, top and width of the portrait; the lower part of the photograph is left out.
+_PORTRAIT = (80, 648, 480)
 _PORTRAIT_PART = 0.72
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 _INK = (40, 30, 20)
@@ -116,9 +116,9 @@ def text_page(portrait: Picture) -> tuple[Picture, list[TextLine]]:
             page, text, (x, baseline), _FONT, scale, _INK, thickness, cv2.LINE_AA
         )
         lines.append(TextLine(text, x, baseline - height, width, height + below // 2))
-    x, y, height = _PORTRAIT
     portrait = portrait[: int(portrait.shape[0] * _PORTRAIT_PART)]
-    width = height * portrait.shape[1] // portrait.shape[0]
+    x, y, width = _PORTRAIT
+    height = width * portrait.shape[0] // portrait.shape[1]
     page[y : y + height, x : x + width] = resized(portrait, width, height)
     return page, lines
 

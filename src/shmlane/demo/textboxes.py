@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
+from shmlane.errors import TensorMismatch
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -57,7 +59,10 @@ def find_text_boxes(
     shrinking: every side moves outwards by area * expand / perimeter.
     """
     if probability.ndim != 2:
-        raise ValueError(f"A map has 2 dimensions, this one {probability.ndim}.")
+        raise TensorMismatch(
+            f"A map has 2 dimensions, this one {probability.ndim}.",
+            shape=probability.shape,
+        )
     boxes = []
     for core in _cores(probability, threshold):
         rectangle = cv2.minAreaRect(core)
@@ -72,10 +77,9 @@ def find_text_boxes(
 def _cores(probability: Map, threshold: float) -> Iterator[Any]:
     """Outlines of the connected areas above the threshold."""
     marked = (probability > threshold).astype(np.uint8)
-    # Two by two: joins areas that touch at a corner only, and moves nothing else.
-    joined = cv2.dilate(marked, np.ones((2, 2), np.uint8))
-    outlines, _ = cv2.findContours(joined, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
-    yield from outlines
+    # External outlines only: a hole in a core is no text of its own.
+    found, _ = cv2.findContours(marked, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)
+    yield from found
 
 
 def _mean_inside(probability: Map, outline: Any) -> float:
