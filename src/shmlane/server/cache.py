@@ -10,6 +10,7 @@ virtual environment names its own path. Refuses to touch anything outside the ca
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -82,6 +83,20 @@ def _build(folder: Path, build: Callable[[Path], None], label: str | None) -> No
         say(f"{label}: done in {time.monotonic() - started:.1f} s")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder of the cache, with a clear error where that is not allowed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise InstallFailed(
+            f"The cache folder {folder} cannot be written: {error.strerror}.",
+            hint="Set SHMLANE_CACHE to a folder that can.",
+            folder=str(folder),
+        ) from error
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder` against other processes and threads.
@@ -97,15 +112,8 @@ def locked(folder: Path) -> Iterator[None]:
             hint="Start one elsewhere and pass its address.",
         ) from None
     path = folder.with_name(f".{folder.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise InstallFailed(
-            f"The cache folder {path.parent} cannot be written: {error.strerror}.",
-            hint="Set SHMLANE_CACHE to a folder that can.",
-            folder=str(path.parent),
-        ) from error
+    make_folder(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         _wait_for_lock(
             lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB), path

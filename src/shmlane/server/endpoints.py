@@ -1,0 +1,91 @@
+"""Where a server on this machine listens: loopback ports and Unix sockets.
+
+Owns choosing free ports, telling that an address is taken before a server trips over
+it, and removing the socket file that a dead server left. Refuses to remove a file that
+is not a socket, or a socket on which somebody listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from shmlane.errors import ServerStartFailed, UsageError
+
+LOOPBACK = "127.0.0.1"
+_LONGEST_UNIX_PATH = 107
+
+
+def checked_socket_path(path: str | Path) -> str:
+    """The absolute path, refused when it is too long for the kernel."""
+    absolute = os.path.abspath(path)
+    length = len(os.fsencode(absolute))
+    if length > _LONGEST_UNIX_PATH:
+        raise UsageError(
+            f"The Unix socket path {absolute} has {length} bytes; the kernel allows "
+            f"{_LONGEST_UNIX_PATH}.",
+            hint="Choose a shorter one, for example under /tmp.",
+            length=length,
+            limit=_LONGEST_UNIX_PATH,
+        )
+    return absolute
+
+
+def free_ports(wanted: tuple[int, int]) -> tuple[int, int]:
+    """The two ports, each 0 replaced by one that nobody listens on now."""
+    with contextlib.ExitStack() as held:
+
+        def pick(port: int) -> int:
+            if port:
+                return port
+            holder = held.enter_context(socket.socket())
+            holder.bind((LOOPBACK, 0))
+            return int(holder.getsockname()[1])
+
+        return pick(wanted[0]), pick(wanted[1])
+
+
+def refuse_taken_ports(ports: Iterable[int]) -> None:
+    """Raise if another process listens on one of these ports of loopback."""
+    for port in ports:
+        with socket.socket() as probe:
+            # Connections of a server that has ended do not count, as they would not
+            # for the next server.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((LOOPBACK, port))
+            except OSError as error:
+                raise ServerStartFailed(
+                    f"Port {port} of {LOOPBACK} cannot be used: {error.strerror}.",
+                    hint="Choose another port, or 0 for any free one.",
+                    port=port,
+                ) from error
+
+
+def clear_socket(path: str) -> None:
+    """Remove the socket file of a server that is gone; raise if it is something else.
+
+    Triton leaves its socket file behind and refuses to start where one exists.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise UsageError(
+            f"{path} exists and is not a socket; it is left alone.",
+            hint="Choose another path for the Unix socket.",
+            path=path,
+        )
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(path) == 0:
+            raise ServerStartFailed(
+                f"Another process listens on the Unix socket {path}.",
+                hint="Stop it or choose another path.",
+                path=path,
+            )
+    os.unlink(path)

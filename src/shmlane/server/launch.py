@@ -1,0 +1,135 @@
+"""One launch of a tritonserver, from its command line to the first right answer.
+
+Owns what the server is told, the wait for readiness, the error that shows its log, and
+the check that Python models get the numbers a client sends. Ends the process on any
+failure; refuses to return one that is not ready.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from pathlib import Path
+
+from shmlane.errors import ServerStartFailed
+from shmlane.server import health
+from shmlane.server.endpoints import LOOPBACK
+from shmlane.server.kept import KeptProcess, Leavings
+from shmlane.server.managed import Installation
+from shmlane.server.models import check_repository, serves_python
+
+_LOG_TAIL_LINES = 30
+_LOG_SHOWN_LINES = 12
+# Triton ends a failed start with a page of tables; these lines tell what was wrong.
+_COMPLAINT = re.compile(r"^E\d{4} |^error|UNAVAILABLE|^cannot run|already in use")
+_POLL_INTERVAL = 0.02
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch:
+    """Everything that decides how a server is started.
+
+    `name` is unique to the server: it is told as its identifier, so that nobody else's
+    server on the same address is taken for it, and prefixes its shared memory.
+    """
+
+    name: str
+    installation: Installation
+    repositories: tuple[Path, ...]
+    ports: tuple[int, int]
+    unix_socket: str | None
+    extra_args: tuple[str, ...]
+    log: Path
+    timeout: float
+
+    @property
+    def address(self) -> health.Address:
+        """Where this server answers HTTP."""
+        return health.Address(self.ports[0], self.unix_socket)
+
+    def run(self) -> KeptProcess:
+        """Start the server and return once it is ready and computes right."""
+        python_models = serves_python(self.repositories)
+        process = KeptProcess(
+            self._command(python_models),
+            environment=self.installation.environment(python_models=python_models),
+            log=self.log,
+            leavings=Leavings(
+                files=(self.unix_socket,) if self.unix_socket else (),
+                shm_prefix=self._shm_prefix,
+            ),
+        )
+        try:
+            self._wait_until_ready(process)
+            if python_models:
+                self._refuse_wrong_data()
+        except BaseException:
+            process.stop()
+            raise
+        return process
+
+    @property
+    def _shm_prefix(self) -> str:
+        return f"{self.name}_"
+
+    def _command(self, python_models: bool) -> list[str]:
+        repositories = list(self.repositories)
+        if python_models:
+            repositories.append(check_repository())
+        if self.unix_socket:
+            http = [f"--http-address=unix:{self.unix_socket}"]
+        else:
+            http = [f"--http-address={LOOPBACK}", f"--http-port={self.ports[0]}"]
+        return [
+            str(self.installation.executable),
+            f"--id={self.name}",
+            *(f"--model-repository={folder}" for folder in repositories),
+            *http,
+            f"--grpc-address={LOOPBACK}",
+            f"--grpc-port={self.ports[1]}",
+            "--allow-metrics=false",
+            # Two servers with the same prefix crash each other.
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            *self.installation.arguments(python_models=python_models),
+            *self.extra_args,
+        ]
+
+    def _wait_until_ready(self, process: KeptProcess) -> None:
+        deadline = time.monotonic() + self.timeout
+        while not self._is_ready():
+            if not process.is_alive:
+                raise self._failure(f"ended with exit code {process.exit_code}")
+            if time.monotonic() > deadline:
+                raise self._failure(f"was not ready after {self.timeout:.0f} s")
+            time.sleep(_POLL_INTERVAL)
+
+    def _is_ready(self) -> bool:
+        if not health.is_ready(self.address):
+            return False
+        renamed = any(argument.startswith("--id") for argument in self.extra_args)
+        return renamed or health.server_facts(self.address).get("name") == self.name
+
+    def _refuse_wrong_data(self) -> None:
+        wrong = health.wrong_echo(self.address)
+        if wrong is None:
+            return
+        raise ServerStartFailed(
+            f"The Python backend of {self.installation.executable} hands models wrong "
+            f"data: {wrong}.",
+            hint="That is what a backend built for NumPy 1 does under NumPy 2: let the "
+            "models' Python have numpy<2.",
+            echoed=wrong,
+        )
+
+    def _failure(self, what: str) -> ServerStartFailed:
+        lines = self.log.read_text(errors="replace").rstrip().splitlines()
+        complaints = [line for line in lines if _COMPLAINT.search(line)] or lines
+        shown = "\n".join(
+            f"  {' '.join(line.split())}" for line in complaints[-_LOG_SHOWN_LINES:]
+        )
+        return ServerStartFailed(
+            f"tritonserver {what}. From its log:\n{shown}\n",
+            hint=f"The whole log is {self.log}.",
+            log="\n".join(lines[-_LOG_TAIL_LINES:]),
+        )

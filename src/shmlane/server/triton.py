@@ -1,0 +1,222 @@
+"""A real tritonserver on this machine: start it, know that it is right, end it.
+
+Owns one server process with its addresses, its log and its readiness. Listens on
+loopback or a Unix socket only. Refuses to hand out a server whose Python models get
+wrong data, and to leave anything behind: no process, socket or shared memory outlives
+it, even when the program that started it is killed.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from shmlane.errors import ServerStartFailed, UsageError
+from shmlane.server.cache import cache_root, make_folder
+from shmlane.server.endpoints import (
+    LOOPBACK,
+    checked_socket_path,
+    clear_socket,
+    free_ports,
+    refuse_taken_ports,
+)
+from shmlane.server.health import Address, server_facts
+from shmlane.server.kept import KeptProcess
+from shmlane.server.launch import Launch
+from shmlane.server.managed import find_installation
+from shmlane.server.models import ECHO_MODELS, demo_models
+
+_LOGS_KEPT = 50
+_PORT_TRIES = 5
+_PORT_TAKEN = re.compile(
+    r"already in use|failed to start (http|grpc) service", re.IGNORECASE
+)
+
+
+class TritonServer:
+    """A tritonserver that lives from `start` to `stop`, or as long as a `with` block.
+
+    `model_repository` is one folder or several; without it the demo models `sink` and
+    `identity` are served. Port 0 picks a free one, the same over `restart`. With
+    `unix_socket` HTTP is served there and on no port: Triton has one HTTP address.
+    `extra_args` go to tritonserver as they are, after all others.
+    """
+
+    def __init__(
+        self,
+        model_repository: str | Path | Sequence[str | Path] = (),
+        *,
+        http_port: int = 0,
+        grpc_port: int = 0,
+        unix_socket: str | Path | None = None,
+        extra_args: Sequence[str] = (),
+        start_timeout: float = 60.0,
+    ) -> None:
+        if isinstance(model_repository, str | Path):
+            model_repository = [model_repository]
+        self._repositories = [Path(folder).absolute() for folder in model_repository]
+        self._wanted_ports = (http_port, grpc_port)
+        self._ports: tuple[int, int] | None = None
+        self._socket = checked_socket_path(unix_socket) if unix_socket else None
+        self._extra_args = tuple(extra_args)
+        self._start_timeout = start_timeout
+        self._name = f"shmlane-{secrets.token_hex(6)}"
+        self._log = cache_root() / "logs" / f"{self._name}.log"
+        self._process: KeptProcess | None = None
+
+    def __repr__(self) -> str:
+        if self._process is None or self._ports is None:
+            return "<TritonServer not started>"
+        if not self.is_alive:
+            return f"<TritonServer ended with {self._process.exit_code}>"
+        return (
+            f"<TritonServer pid {self.pid}, http {self._address}, grpc {self.grpc_url}>"
+        )
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def http_url(self) -> str:
+        """`127.0.0.1:port` of HTTP."""
+        if self._socket is not None:
+            raise UsageError(
+                f"This server speaks HTTP on {self._socket} and on no port.",
+                hint="Use unix_url, or start it without unix_socket.",
+            )
+        return f"{LOOPBACK}:{self._known_ports()[0]}"
+
+    @property
+    def grpc_url(self) -> str:
+        """`127.0.0.1:port` of gRPC."""
+        return f"{LOOPBACK}:{self._known_ports()[1]}"
+
+    @property
+    def unix_url(self) -> str:
+        """`unix:///path` of HTTP on the Unix socket."""
+        if self._socket is None:
+            raise UsageError(
+                "This server has no Unix socket.",
+                hint="Use http_url, or start it with unix_socket=PATH.",
+            )
+        return f"unix://{self._socket}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of tritonserver itself."""
+        if self._process is None:
+            raise UsageError("This server was never started.", hint="Call start().")
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs; always False in a forked child."""
+        return self._process is not None and self._process.is_alive
+
+    @property
+    def _address(self) -> Address:
+        return Address(self._known_ports()[0], self._socket)
+
+    @property
+    def version(self) -> str:
+        """Triton's version as the running server tells it, such as `2.51.0`."""
+        return str(server_facts(self._address).get("version", "unknown"))
+
+    def log_text(self) -> str:
+        """All that the server has printed so far, over restarts."""
+        try:
+            return self._log.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def start(self) -> None:
+        """Start, and return once every model is ready."""
+        if self.is_alive:
+            raise UsageError(f"{self!r} is running.", hint="Use restart().")
+        if not self._repositories:
+            self._repositories = demo_models(*ECHO_MODELS)
+        for folder in self._repositories:
+            if not folder.is_dir():
+                raise UsageError(
+                    f"The model repository {folder} is not a folder.",
+                    hint="Give the folder that holds the models' folders.",
+                    path=str(folder),
+                )
+        ports = self._ports or self._wanted_ports
+        if 0 in ports:
+            self._launch_on_free_ports()
+        else:
+            self._launch(ports)
+
+    def stop(self) -> None:
+        """End the server in order and wait until all of it is gone. Harmless twice."""
+        if self._process is not None:
+            self._process.stop()
+
+    def restart(self) -> None:
+        """Stop and start again on the same addresses; clients lose their regions."""
+        self.stop()
+        self.start()
+
+    def kill(self) -> None:
+        """End the server as a crash would (SIGKILL) and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _launch_on_free_ports(self) -> None:
+        for tries_left in reversed(range(_PORT_TRIES)):
+            log_before = len(self.log_text())
+            try:
+                return self._launch(free_ports(self._wanted_ports))
+            except ServerStartFailed:
+                # Another program may take a free port before the server binds it.
+                taken = _PORT_TAKEN.search(self.log_text()[log_before:])
+                if not (taken and tries_left):
+                    raise
+        return None
+
+    def _launch(self, ports: tuple[int, int]) -> None:
+        if self._socket is not None:
+            clear_socket(self._socket)
+        refuse_taken_ports(ports[1:] if self._socket else ports)
+        make_folder(self._log.parent)
+        _drop_old_logs(self._log.parent)
+        launch = Launch(
+            name=self._name,
+            installation=find_installation(),
+            repositories=tuple(self._repositories),
+            ports=ports,
+            unix_socket=self._socket,
+            extra_args=self._extra_args,
+            log=self._log,
+            timeout=self._start_timeout,
+        )
+        process = launch.run()
+        self._process, self._ports = process, ports
+        weakref.finalize(self, process.stop)
+
+    def _known_ports(self) -> tuple[int, int]:
+        if self._ports is None:
+            raise UsageError(
+                "This server has no address before it is started.", hint="Call start()."
+            )
+        return self._ports
+
+
+def _drop_old_logs(folder: Path) -> None:
+    logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
+    for log in logs[:-_LOGS_KEPT]:
+        log.unlink(missing_ok=True)
