@@ -74,6 +74,13 @@ def server_facts(address: Address) -> dict[str, Any]:
     return reply[1] if reply and isinstance(reply[1], dict) else {}
 
 
+def ready_models(address: Address) -> list[str]:
+    """Names of the ready models, less the one that only checks the server."""
+    reply = call(address, "/v2/repository/index", {"ready": True})
+    models = reply[1] if reply and isinstance(reply[1], list) else []
+    return sorted({model["name"] for model in models} - {CHECK_MODEL})
+
+
 def wrong_echo(address: Address) -> str | None:
     """What the check model made of its numbers if they came back wrong, else None."""
     tensor = {

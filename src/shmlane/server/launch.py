@@ -22,7 +22,9 @@ from shmlane.server.models import check_repository, serves_python
 _LOG_TAIL_LINES = 30
 _LOG_SHOWN_LINES = 12
 # Triton ends a failed start with a page of tables; these lines tell what was wrong.
-_COMPLAINT = re.compile(r"^E\d{4} |^error|UNAVAILABLE|^cannot run|already in use")
+_COMPLAINT = re.compile(
+    r"^E\d{4} (?!.*CudaDriver)|^error|UNAVAILABLE|^cannot run|already in use"
+)
 _POLL_INTERVAL = 0.02
 
 
@@ -51,6 +53,7 @@ class Launch:
     def run(self) -> KeptProcess:
         """Start the server and return once it is ready and computes right."""
         python_models = serves_python(self.repositories)
+        log_start = self.log.stat().st_size if self.log.exists() else 0
         process = KeptProcess(
             self._command(python_models),
             environment=self.installation.environment(python_models=python_models),
@@ -61,7 +64,7 @@ class Launch:
             ),
         )
         try:
-            self._wait_until_ready(process)
+            self._wait_until_ready(process, log_start)
             if python_models:
                 self._refuse_wrong_data()
         except BaseException:
@@ -95,13 +98,15 @@ class Launch:
             *self.extra_args,
         ]
 
-    def _wait_until_ready(self, process: KeptProcess) -> None:
+    def _wait_until_ready(self, process: KeptProcess, log_start: int) -> None:
         deadline = time.monotonic() + self.timeout
         while not self._is_ready():
             if not process.is_alive:
-                raise self._failure(f"ended with exit code {process.exit_code}")
+                what = f"ended with exit code {process.exit_code}"
+                raise self._failure(what, log_start)
             if time.monotonic() > deadline:
-                raise self._failure(f"was not ready after {self.timeout:.0f} s")
+                what = f"was not ready after {self.timeout:.0f} s"
+                raise self._failure(what, log_start)
             time.sleep(_POLL_INTERVAL)
 
     def _is_ready(self) -> bool:
@@ -122,8 +127,9 @@ class Launch:
             echoed=wrong,
         )
 
-    def _failure(self, what: str) -> ServerStartFailed:
-        lines = self.log.read_text(errors="replace").rstrip().splitlines()
+    def _failure(self, what: str, log_start: int) -> ServerStartFailed:
+        text = self.log.read_bytes()[log_start:].decode(errors="replace")
+        lines = text.rstrip().splitlines()
         complaints = [line for line in lines if _COMPLAINT.search(line)] or lines
         shown = "\n".join(
             f"  {' '.join(line.split())}" for line in complaints[-_LOG_SHOWN_LINES:]

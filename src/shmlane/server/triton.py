@@ -24,7 +24,7 @@ from shmlane.server.endpoints import (
     free_ports,
     refuse_taken_ports,
 )
-from shmlane.server.health import Address, server_facts
+from shmlane.server.health import Address, ready_models, server_facts
 from shmlane.server.kept import KeptProcess
 from shmlane.server.launch import Launch
 from shmlane.server.managed import find_installation
@@ -65,7 +65,7 @@ class TritonServer:
         self._extra_args = tuple(extra_args)
         self._start_timeout = start_timeout
         self._name = f"shmlane-{secrets.token_hex(6)}"
-        self._log = cache_root() / "logs" / f"{self._name}.log"
+        self.log_path = cache_root() / "logs" / f"{self._name}.log"
         self._process: KeptProcess | None = None
 
     def __repr__(self) -> str:
@@ -135,10 +135,14 @@ class TritonServer:
         """Triton's version as the running server tells it, such as `2.51.0`."""
         return str(server_facts(self._address).get("version", "unknown"))
 
+    def model_names(self) -> list[str]:
+        """Names of the models that the running server has ready."""
+        return ready_models(self._address)
+
     def log_text(self) -> str:
         """All that the server has printed so far, over restarts."""
         try:
-            return self._log.read_text(errors="replace")
+            return self.log_path.read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
@@ -178,12 +182,11 @@ class TritonServer:
 
     def _launch_on_free_ports(self) -> None:
         for tries_left in reversed(range(_PORT_TRIES)):
-            log_before = len(self.log_text())
             try:
                 return self._launch(free_ports(self._wanted_ports))
-            except ServerStartFailed:
+            except ServerStartFailed as error:
                 # Another program may take a free port before the server binds it.
-                taken = _PORT_TAKEN.search(self.log_text()[log_before:])
+                taken = _PORT_TAKEN.search(str(error))
                 if not (taken and tries_left):
                     raise
         return None
@@ -192,8 +195,8 @@ class TritonServer:
         if self._socket is not None:
             clear_socket(self._socket)
         refuse_taken_ports(ports[1:] if self._socket else ports)
-        make_folder(self._log.parent)
-        _drop_old_logs(self._log.parent)
+        make_folder(self.log_path.parent)
+        _drop_old_logs(self.log_path.parent)
         launch = Launch(
             name=self._name,
             installation=find_installation(),
@@ -201,7 +204,7 @@ class TritonServer:
             ports=ports,
             unix_socket=self._socket,
             extra_args=self._extra_args,
-            log=self._log,
+            log=self.log_path,
             timeout=self._start_timeout,
         )
         process = launch.run()
