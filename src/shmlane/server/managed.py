@@ -32,6 +32,7 @@ from shmlane.server.interpreters import (
 __all__ = [
     "Installation",
     "cache_root",
+    "describe",
     "find_installation",
     "isolated_python",
     "model_python",
@@ -73,13 +74,24 @@ class Installation:
 
 def find_installation() -> Installation:
     """The server to use; makes the managed one if nothing else is installed."""
-    if chosen := os.environ.get("SHMLANE_TRITONSERVER"):
-        return Installation(_checked(Path(chosen)), is_managed=False)
-    if on_path := shutil.which("tritonserver"):
-        return Installation(Path(on_path), is_managed=False)
-    if os.access(_IMAGE_PATH, os.X_OK):
-        return Installation(_IMAGE_PATH, is_managed=False)
+    if found := _installed():
+        return Installation(found, is_managed=False)
     return Installation(_managed_server(), is_managed=True)
+
+
+def describe() -> str:
+    """In words, the server that would be used; installs nothing."""
+    if found := _installed():
+        return str(found)
+    return f"{WHEEL_SERVER_VERSION} of {WHEEL}, kept in {cache_root()}"
+
+
+def _installed() -> Path | None:
+    if chosen := os.environ.get("SHMLANE_TRITONSERVER"):
+        return _checked(Path(chosen))
+    if on_path := shutil.which("tritonserver"):
+        return Path(on_path)
+    return _IMAGE_PATH if os.access(_IMAGE_PATH, os.X_OK) else None
 
 
 def model_python(*, packages: Sequence[str] = ()) -> Path:

@@ -25,7 +25,7 @@ NETWORKS = ("resnet50", "ocr_det")
 
 _NATIVE = Path(__file__).with_name("native")
 _COMPILERS = ("cc", "gcc", "clang")
-_COMPILE_FLAGS = ("-O2", "-fPIC", "-shared", "-std=gnu11", "-ldl")
+_COMPILE_FLAGS = ("-O2", "-fPIC", "-shared", "-std=gnu11")
 _COMPILE_TIMEOUT = 120.0
 _LIBRARY = "libtriton_shmlane_echo.so"
 

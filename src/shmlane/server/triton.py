@@ -14,8 +14,9 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from shmlane.errors import ServerStartFailed, UsageError
+from shmlane.errors import ServerStartFailed, ServerUnreachable, UsageError
 from shmlane.server.cache import cache_root, make_folder
 from shmlane.server.endpoints import (
     LOOPBACK,
@@ -24,7 +25,7 @@ from shmlane.server.endpoints import (
     free_ports,
     refuse_taken_ports,
 )
-from shmlane.server.health import Address, ready_models, server_facts
+from shmlane.server.health import Address, call, ready_models
 from shmlane.server.kept import KeptProcess
 from shmlane.server.launch import Launch
 from shmlane.server.managed import find_installation
@@ -127,13 +128,19 @@ class TritonServer:
         return self._process is not None and self._process.is_alive
 
     @property
-    def _address(self) -> Address:
-        return Address(self._known_ports()[0], self._socket)
-
-    @property
     def version(self) -> str:
         """Triton's version as the running server tells it, such as `2.51.0`."""
-        return str(server_facts(self._address).get("version", "unknown"))
+        return str(self.call("/v2")[1]["version"])
+
+    def call(self, path: str, body: object = None) -> tuple[int, Any]:
+        """GET a path, or POST `body` to it as JSON; the status and the JSON reply."""
+        reply = call(self._address, path, body)
+        if reply is None:
+            raise ServerUnreachable(
+                f"{self!r} does not answer {path}.",
+                hint=f"Its log is {self.log_path}.",
+            )
+        return reply
 
     def model_names(self) -> list[str]:
         """Names of the models that the running server has ready."""
@@ -210,6 +217,10 @@ class TritonServer:
         process = launch.run()
         self._process, self._ports = process, ports
         weakref.finalize(self, process.stop)
+
+    @property
+    def _address(self) -> Address:
+        return Address(self._known_ports()[0], self._socket)
 
     def _known_ports(self) -> tuple[int, int]:
         if self._ports is None:

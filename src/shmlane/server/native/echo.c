@@ -9,7 +9,6 @@
  * Only the functions used here are declared, so that no server headers are needed.
  * The server's own library resolves them when it loads this backend.
  */
-#include <dlfcn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -20,7 +19,6 @@ typedef struct Input Input;
 typedef struct Instance Instance;
 typedef struct Model Model;
 typedef struct Output Output;
-typedef struct Parameter Parameter;
 typedef struct Request Request;
 typedef struct Response Response;
 
@@ -29,14 +27,20 @@ enum { MEMORY_CPU = 0, MEMORY_GPU = 2 };
 enum { PARAMETER_INT = 1, REQUEST_RELEASE_ALL = 1, RESPONSE_FINAL = 1 };
 
 typedef struct {
+  Input* handle;
+  int datatype;
+  const int64_t* shape;
+  uint32_t rank, buffer_count;
+  uint64_t size;
+} Tensor;
+
+typedef struct {
   void* data;
   int kind;
-  int64_t device;
 } Place;
 
 Error* TRITONSERVER_ErrorNew(int code, const char* message);
 void TRITONSERVER_ErrorDelete(Error* error);
-const char* TRITONSERVER_ParameterName(const Parameter* parameter);
 Error* TRITONBACKEND_ModelInstanceModel(Instance* instance, Model** model);
 Error* TRITONBACKEND_ModelName(Model* model, const char** name);
 Error* TRITONBACKEND_RequestInputByIndex(Request*, uint32_t index, Input** input);
@@ -99,31 +103,21 @@ static Error* hold_back(Request* request) {
   return NULL;
 }
 
-/* Memory of a GPU is reached through the driver, opened only when a request needs it. */
-static Error* copy_by_driver(void* to, const void* from, uint64_t size, int64_t device) {
-  void* driver = dlopen("libcuda.so.1", RTLD_NOW);
-  if (driver == NULL)
-    return TRITONSERVER_ErrorNew(ERROR_UNSUPPORTED, "libcuda.so.1 cannot be opened");
-  int (*init)(unsigned) = (int (*)(unsigned))dlsym(driver, "cuInit");
-  int (*retain)(void**, int) =
-      (int (*)(void**, int))dlsym(driver, "cuDevicePrimaryCtxRetain");
-  int (*enter)(void*) = (int (*)(void*))dlsym(driver, "cuCtxSetCurrent");
-  int (*copy)(uint64_t, uint64_t, size_t) =
-      (int (*)(uint64_t, uint64_t, size_t))dlsym(driver, "cuMemcpy");
-  int (*settle)(void) = (int (*)(void))dlsym(driver, "cuCtxSynchronize");
-  void* context = NULL;
-  if (!init || !retain || !enter || !copy || !settle || init(0) ||
-      retain(&context, (int)device) || enter(context) ||
-      copy((uint64_t)(uintptr_t)to, (uint64_t)(uintptr_t)from, size) || settle())
-    return TRITONSERVER_ErrorNew(ERROR_UNSUPPORTED, "copying GPU memory failed");
+static Error* copy(Place to, Place from, uint64_t size) {
+  if (to.kind == MEMORY_GPU || from.kind == MEMORY_GPU)
+    return TRITONSERVER_ErrorNew(
+        ERROR_UNSUPPORTED, "the demo models read and write memory of the CPU only");
+  memmove(to.data, from.data, size); /* a client may give one block for both */
   return NULL;
 }
 
-static Error* copy(Place to, Place from, uint64_t size) {
-  if (to.kind == MEMORY_GPU || from.kind == MEMORY_GPU)
-    return copy_by_driver(
-        to.data, from.data, size, to.kind == MEMORY_GPU ? to.device : from.device);
-  memmove(to.data, from.data, size); /* a client may give one block for both */
+static Error* input_place(
+    const Tensor* input, uint32_t buffer, Place* place, uint64_t* size) {
+  const void* data = NULL;
+  int64_t device;
+  TRY(TRITONBACKEND_InputBuffer(
+      input->handle, buffer, &data, size, &place->kind, &device));
+  place->data = (void*)data;
   return NULL;
 }
 
@@ -131,65 +125,53 @@ static Error* output_place(
     Response* response, int datatype, const int64_t* shape, uint32_t rank,
     uint64_t size, Place* place) {
   Output* output;
+  int64_t device = 0;
+  place->kind = MEMORY_CPU; /* a wish; the server says where it really is */
   TRY(TRITONBACKEND_ResponseOutput(
       response, &output, "OUTPUT__0", datatype, shape, rank));
-  return TRITONBACKEND_OutputBuffer(
-      output, &place->data, size, &place->kind, &place->device);
+  return TRITONBACKEND_OutputBuffer(output, &place->data, size, &place->kind, &device);
 }
 
-static Error* identity(
-    Response* response, Input* input, int datatype, const int64_t* shape,
-    uint32_t rank, uint64_t size, uint32_t buffer_count) {
-  Place to = {NULL, MEMORY_CPU, 0};
-  TRY(output_place(response, datatype, shape, rank, size, &to));
-  for (uint32_t i = 0; i < buffer_count; i++) {
-    const void* data;
-    Place from = {NULL, MEMORY_CPU, 0};
-    uint64_t part;
-    TRY(TRITONBACKEND_InputBuffer(
-        input, i, &data, &part, &from.kind, &from.device));
-    from.data = (void*)data;
+static Error* identity(Response* response, const Tensor* input) {
+  Place from, to;
+  uint64_t part;
+  TRY(output_place(
+      response, input->datatype, input->shape, input->rank, input->size, &to));
+  for (uint32_t i = 0; i < input->buffer_count; i++) {
+    TRY(input_place(input, i, &from, &part));
     TRY(copy(to, from, part));
     to.data = (char*)to.data + part;
   }
   return NULL;
 }
 
-static Error* sink(
-    Response* response, Input* input, int datatype, const int64_t* shape,
-    uint32_t rank, uint64_t size, uint32_t buffer_count) {
-  uint64_t elements = 1;
-  for (uint32_t i = 0; i < rank; i++) elements *= (uint64_t)shape[i];
-  if (elements == 0 || size == 0 || size % elements != 0 || buffer_count == 0)
+static Error* sink(Response* response, const Tensor* input) {
+  uint64_t elements = 1, part;
+  for (uint32_t i = 0; i < input->rank; i++) elements *= (uint64_t)input->shape[i];
+  if (elements == 0 || input->size == 0 || input->size % elements != 0)
     return TRITONSERVER_ErrorNew(
         ERROR_INVALID_ARG, "sink needs at least one element of a fixed-size type");
-  const uint64_t width = size / elements;
-  const void* data;
-  uint64_t part;
-  Place from = {NULL, MEMORY_CPU, 0}, to = {NULL, MEMORY_CPU, 0};
-  TRY(TRITONBACKEND_InputBuffer(
-      input, buffer_count - 1, &data, &part, &from.kind, &from.device));
+  const uint64_t width = input->size / elements;
+  Place from, to;
+  TRY(input_place(input, input->buffer_count - 1, &from, &part));
   if (part < width)
     return TRITONSERVER_ErrorNew(
         ERROR_INVALID_ARG, "the last buffer of the input is smaller than one element");
-  from.data = (char*)data + (part - width);
-  TRY(output_place(response, datatype, (const int64_t[]){1}, 1, width, &to));
+  from.data = (char*)from.data + (part - width);
+  const int64_t one = 1;
+  TRY(output_place(response, input->datatype, &one, 1, width, &to));
   return copy(to, from, width);
 }
 
 static Error* answer(Request* request, Response* response, bool is_sink) {
-  Input* input;
+  Tensor input;
   const char* name;
-  const int64_t* shape;
-  int datatype;
-  uint32_t rank, buffer_count;
-  uint64_t size;
   TRY(hold_back(request));
-  TRY(TRITONBACKEND_RequestInputByIndex(request, 0, &input));
+  TRY(TRITONBACKEND_RequestInputByIndex(request, 0, &input.handle));
   TRY(TRITONBACKEND_InputProperties(
-      input, &name, &datatype, &shape, &rank, &size, &buffer_count));
-  return (is_sink ? sink : identity)(
-      response, input, datatype, shape, rank, size, buffer_count);
+      input.handle, &name, &input.datatype, &input.shape, &input.rank, &input.size,
+      &input.buffer_count));
+  return is_sink ? sink(response, &input) : identity(response, &input);
 }
 
 /* Requests returned with an error stay the server's, so nothing is released then; once
@@ -209,9 +191,8 @@ Error* TRITONBACKEND_ModelInstanceExecute(
     if (error == NULL) error = answer(requests[i], response, is_sink);
     const bool success = error == NULL;
     const uint64_t compute_end = now_ns();
-    if (response != NULL) {
+    if (response != NULL)
       drop(TRITONBACKEND_ResponseSend(response, RESPONSE_FINAL, error));
-    }
     drop(error);
     drop(TRITONBACKEND_ModelInstanceReportStatistics(
         instance, requests[i], success, compute_start, compute_start, compute_end,

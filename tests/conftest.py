@@ -1,0 +1,96 @@
+"""Real servers for the tests, and a guard against leaving anything behind.
+
+Owns the session's two servers, the header of the report, and `no_leftovers`. Refuses
+to count what other programs on this machine do with shared memory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shmlane.server import TritonServer, managed
+from tests.polling import eventually
+
+SHM = Path("/dev/shm")
+
+
+def pytest_report_header() -> list[str]:
+    shm = shutil.disk_usage(SHM)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return [
+        f"tritonserver: {managed.describe()}",
+        f"machine: {len(os.sched_getaffinity(0))} cores, {memory / 2**30:.0f} GiB, "
+        f"/dev/shm {shm.free / 2**30:.1f} of {shm.total / 2**30:.1f} GiB free, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, "
+        f"NumPy {np.__version__}",
+    ]
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[TritonServer]:
+    """A real server with `sink` and `identity` on ports of loopback."""
+    with TritonServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def unix_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """The same, with HTTP on a Unix socket."""
+    path = tmp_path_factory.mktemp("unix") / "http.sock"
+    with TritonServer(unix_socket=path) as server:
+        yield server
+
+
+@pytest.fixture
+def no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail the test if it leaves a region file, or a region registered in a server."""
+    servers: list[TritonServer] = [
+        request.getfixturevalue(name)
+        for name in ("server", "unix_server")
+        if name in request.fixturenames
+    ]
+    files, regions = _region_files(), _registered(servers)
+    yield
+    gc.collect()
+    eventually(
+        lambda: not any(map(_is_ownerless, _region_files() - files)),
+        f"no region file is left beside {sorted(map(str, files))}",
+    )
+    eventually(
+        lambda: _registered(servers) <= regions,
+        f"no region is registered beside {sorted(regions)}",
+    )
+
+
+def _region_files() -> set[Path]:
+    return set(SHM.glob("shmlane.*"))
+
+
+def _is_ownerless(path: Path) -> bool:
+    """Whether a region is ours or nobody's: a living owner holds a lock on it."""
+    if str(path) in Path("/proc/self/maps").read_text():
+        return True
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    return True
+
+
+def _registered(servers: list[TritonServer]) -> set[str]:
+    """Names of the system regions that these servers know."""
+    return {
+        region["name"]
+        for server in servers
+        for region in server.call("/v2/systemsharedmemory/status")[1]
+    }
