@@ -3,8 +3,8 @@
 Every block fenced as `python` is run as a reader would run it: as a script of its own,
 by a fresh interpreter with warnings as errors, against a real server.
 
-- Addresses are those of the defaults (`ADDRESSES`); the runner puts the test server's
-  in their place. Models are the ones that the test server has.
+- Addresses are those in `ADDRESSES`; the runner puts a test server's in their place. It
+  serves the demo models of `shmlane serve` and the stand-in `yolov8`.
 - A block may use the names in `GIVEN` without binding them.
 - `<!-- docs: continues -->` on the line above the fence: the block is run after the one
   before it, as one script.
@@ -20,11 +20,14 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from shmlane.server import TritonServer, demo_models
+from shmlane.server.models import ECHO_MODELS, NETWORKS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,7 +41,8 @@ FENCE = re.compile(
 )
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
-# What the pages say, and the attribute of the `server` fixture that stands behind it.
+MODELS = ROOT / "tests" / "models"
+# What the pages say, and the fixture that knows what to put there.
 ADDRESSES = {
     "unix:///run/triton/http.sock": "unix_url",
     "localhost:8000": "http_url",
@@ -134,10 +138,27 @@ def as_script(group: list[Block]) -> str:
     return with_what_is_given(code)
 
 
-def at_server(code: str, server: Any) -> str:
-    for documented, attribute in ADDRESSES.items():
-        code = code.replace(documented, getattr(server, attribute))
-    return code
+@pytest.fixture(scope="session")
+def repositories() -> list[Path]:
+    """The demo models that some page names, and the stand-ins."""
+    code = "".join(block.code for block in blocks("python"))
+    named = [name for name in (*ECHO_MODELS, *NETWORKS) if f'"{name}"' in code]
+    return [*demo_models(*named), MODELS]
+
+
+@pytest.fixture(scope="session")
+def http_url(repositories: list[Path]) -> Iterator[str]:
+    with TritonServer(repositories) as server:
+        yield server.http_url
+
+
+@pytest.fixture(scope="session")
+def unix_url(
+    repositories: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("docs") / "http.sock"
+    with TritonServer(repositories, unix_socket=path) as server:
+        yield server.unix_url
 
 
 @pytest.mark.parametrize("group", scripts(), ids=lambda group: group[0].place)
@@ -149,7 +170,10 @@ def test_python_runs_as_printed(
         if block.order.startswith(NOT_RUN):
             pytest.skip(block.order)
     script = tmp_path / group[0].page.name
-    code = at_server(as_script(group), request.getfixturevalue("server"))
+    code = as_script(group)
+    for documented, fixture in ADDRESSES.items():
+        if documented in code:
+            code = code.replace(documented, request.getfixturevalue(fixture))
     script.write_text(code, encoding="utf-8")
     ended = subprocess.run(
         [sys.executable, "-W", "error", script.name],
