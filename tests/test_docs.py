@@ -11,26 +11,36 @@ by a fresh interpreter with warnings as errors, against a real server.
 - `<!-- docs: not run: REASON -->` there: the block must compile, no more.
 
 Line numbers in a traceback are those of the page. A `console` block is not run, but
-each `$ shmlane ...` in it must name a command and options that exist.
+each `$ shmlane ...` in it must name a command and options that exist, and each `$ make
+...` a target.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
+from shmlane.cli.app import app
 from shmlane.server import TritonServer, demo_models
 from shmlane.server.models import ECHO_MODELS, NETWORKS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 CONTINUES = "continues"
 NOT_RUN = "not run"
@@ -39,6 +49,7 @@ FENCE = re.compile(
     r"^```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+SHELL_LINE = re.compile(r"^\$ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 MODELS = ROOT / "tests" / "models"
@@ -192,6 +203,43 @@ def test_python_runs_as_printed(
 def test_directive_above_a_block_is_one_that_exists(block: Block) -> None:
     known = block.order in ("", CONTINUES) or re.match(NOT_RUN + r": \w+", block.order)
     assert known, f"unknown directive: {block.order}"
+
+
+@pytest.mark.parametrize("block", blocks("console"), ids=lambda block: block.place)
+def test_commands_and_options_in_console_blocks_exist(block: Block) -> None:
+    known = shmlane_options()
+    for line in SHELL_LINE.findall(block.code):
+        program, *words = shlex.split(line, comments=True)
+        if Path(program).name == "shmlane" and words != ["--help"]:
+            command, *arguments = words
+            assert command in known, line
+            assert options(arguments) <= known[command] | {"--help"}, line
+        elif program == "make":
+            targets = {word for word in words if "=" not in word}
+            assert targets <= make_targets(), line
+
+
+def shmlane_options() -> dict[str, set[str]]:
+    """The options of each command."""
+    group: Any = typer.main.get_command(app)
+    return {
+        name: {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        for name, command in group.commands.items()
+    }
+
+
+def options(arguments: list[str]) -> set[str]:
+    own = itertools.takewhile(lambda word: word not in ("--", "|", "&"), arguments)
+    return {word.partition("=")[0] for word in own if re.match("--?[a-z]", word)}
+
+
+def make_targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

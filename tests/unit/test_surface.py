@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -28,9 +29,9 @@ ERRORS = sorted(
 )
 OPTIONAL = ("cv2", "jinja2", "matplotlib", "rich", "typer")
 
-# Imports shmlane with every optional package hidden; prints what came along and from
-# where, so that the parent judges and a failure shows the list.
-IMPORT_ALONE = """
+# Runs the code after it in an interpreter that does not find the packages named in its
+# first argument.
+HIDE = """
 import json, sys
 hidden = set(json.loads(sys.argv[1]))
 
@@ -40,6 +41,9 @@ class Hide:
             raise ModuleNotFoundError(f"hidden: {name}", name=name)
 
 sys.meta_path.insert(0, Hide())
+"""
+# Prints what came along, so that the parent judges and a failure shows the list.
+IMPORT_ALL = """
 before = set(sys.modules)
 import shmlane
 for name in shmlane.__all__:
@@ -47,6 +51,7 @@ for name in shmlane.__all__:
 came = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(json.dumps(sorted(came)))
 """
+RUN_COMMAND = "from shmlane.cli import main; main()"
 
 
 def exported(module: ModuleType) -> set[str]:
@@ -60,14 +65,18 @@ def exported(module: ModuleType) -> set[str]:
     }
 
 
-def import_alone(*hidden: str) -> set[str]:
-    child = subprocess.run(
-        [sys.executable, "-W", "error", "-c", IMPORT_ALONE, json.dumps(hidden)],
+def run_without(hidden: Sequence[str], code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", HIDE + code, json.dumps(hidden)],
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
+
+
+def imported_without(*hidden: str) -> set[str]:
+    child = run_without(hidden, IMPORT_ALL)
     assert child.returncode == 0, child.stderr
     return set(json.loads(child.stdout))
 
@@ -134,11 +143,18 @@ def test_installed_metadata_has_the_version_of_the_source() -> None:
 
 def test_import_pulls_in_numpy_and_the_standard_library_only() -> None:
     allowed = {"shmlane", "numpy"} | sys.stdlib_module_names
-    assert import_alone() - allowed == set()
+    assert imported_without() - allowed == set()
 
 
 def test_import_works_without_any_optional_package() -> None:
-    assert "shmlane" in import_alone(*OPTIONAL)
+    assert "shmlane" in imported_without(*OPTIONAL)
+
+
+def test_command_without_its_extra_says_what_to_install() -> None:
+    child = run_without(OPTIONAL, RUN_COMMAND)
+    assert child.returncode == 2
+    assert "pip install 'shmlane[cli]'" in child.stderr
+    assert "Traceback" not in child.stderr
 
 
 def test_the_package_ships_its_types() -> None:
