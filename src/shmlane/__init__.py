@@ -2,4 +2,78 @@
 
 from __future__ import annotations
 
+from .errors import (
+    AccessRestricted,
+    ExtraMissing,
+    ForkedSession,
+    InferFailed,
+    InferTimeout,
+    InputMissing,
+    LeaseBusy,
+    LeaseExpired,
+    LeaseTimeout,
+    ModelNotReady,
+    OutOfSharedMemory,
+    PoolClosed,
+    PoolError,
+    ProtocolError,
+    RegionError,
+    RegionNotVisible,
+    RequestLost,
+    ServerError,
+    ServerUnreachable,
+    SharedMemoryDisabled,
+    ShmlaneError,
+    TensorMismatch,
+    TransportError,
+    UnknownTensor,
+    UnsupportedPlatform,
+    UsageError,
+)
+from .layout import ModelMetadata, TensorSpec
+from .leases import Result
+from .regions import RegionOptions
+from .session import Lease, Session
+from .stats import SessionStats
+from .timing import Timeouts
+from .transport import Connection
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AccessRestricted",
+    "Connection",
+    "ExtraMissing",
+    "ForkedSession",
+    "InferFailed",
+    "InferTimeout",
+    "InputMissing",
+    "Lease",
+    "LeaseBusy",
+    "LeaseExpired",
+    "LeaseTimeout",
+    "ModelMetadata",
+    "ModelNotReady",
+    "OutOfSharedMemory",
+    "PoolClosed",
+    "PoolError",
+    "ProtocolError",
+    "RegionError",
+    "RegionNotVisible",
+    "RegionOptions",
+    "RequestLost",
+    "Result",
+    "ServerError",
+    "ServerUnreachable",
+    "Session",
+    "SessionStats",
+    "SharedMemoryDisabled",
+    "ShmlaneError",
+    "TensorMismatch",
+    "TensorSpec",
+    "Timeouts",
+    "TransportError",
+    "UnknownTensor",
+    "UnsupportedPlatform",
+    "UsageError",
+]

@@ -100,7 +100,7 @@ class RegionError(ShmlaneError):
 
 
 class OutOfSharedMemory(RegionError, MemoryError):
-    """The shared memory file system has too little room, found before any page is used."""
+    """Too little room for shared memory, found before any page is used."""
 
 
 class RegionNotVisible(RegionError, OSError):

@@ -79,7 +79,7 @@ class TensorSpec:
         return self.max_batch > 0 and -1 not in self.shape[1:]
 
     def check_shape(self, shape: Iterable[int]) -> Shape:
-        """Return `shape` as a tuple of ints; `TensorMismatch` if the model forbids it."""
+        """`shape` as a tuple of ints; `TensorMismatch` if the model forbids it."""
         given = tuple(int(size) for size in shape)
         fits = len(given) == len(self.shape) and all(
             size >= 0 and allowed in (-1, size)
@@ -201,7 +201,7 @@ class SlotLayout:
         shapes: Mapping[str, Iterable[int]] | None = None,
         outputs: Iterable[str] | Mapping[str, Iterable[int]] | None = None,
     ) -> SlotLayout:
-        """Decide the blocks from the model and the largest shapes that were declared."""
+        """Decide the blocks from the model and the largest shapes declared."""
         given = _declared(metadata.inputs, shapes or {}, "input")
         batch = max([shape[0] for shape in given.values() if shape], default=1)
         tensors: list[TensorPlan] = []

@@ -158,14 +158,18 @@ class SlotPool:
     # --- waiting ----------------------------------------------------------------------
 
     def _take_spare(self) -> Slot | None:
-        """Add the spare slots if only views stand in the way; the first of them."""
+        """A slot whose views just died, else the first of the spare slots, else None.
+
+        Spare slots are added only if nothing but views stands in the way.
+        """
+        spare = None
         with self._lock:
             self._watch_pinned()
             self._count_deaths()
-            wanted = self._watched and not self._free
-            spare = self._spare if wanted else None
-            if spare is not None:
-                self._spare = None
+            if self._free and not self._waiters:
+                return self._free.pop()
+            if self._watched and not self._free:
+                spare, self._spare = self._spare, None
         slots = [] if spare is None else self._make_spare(spare)
         self._settle()
         return slots[0] if slots else None
@@ -259,7 +263,8 @@ class SlotPool:
         if Label.PINNED in counts:
             hint = "Copy results that outlive their lease (.copy()), or raise slots=."
         return LeaseTimeout(
-            f"no slot became free within {timeout} s: {len(self.slots)} slots ({state}).",
+            f"no slot became free within {timeout} s; the {len(self.slots)} slots are:"
+            f" {state}.",
             hint=hint,
             slots=len(self.slots),
             counts={label.value: n for label, n in counts.items()},

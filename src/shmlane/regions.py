@@ -170,12 +170,12 @@ def remove_stale() -> list[str]:
     """
     if sys.platform != "linux":
         return []
-    removed = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(SHM_DIRECTORY) as entries:
-        for entry in entries:
-            if entry.name.startswith(PREFIX) and _remove_if_dead(entry):
-                removed.append(entry.name)
-    return removed
+    try:
+        with os.scandir(SHM_DIRECTORY) as entries:
+            ours = [entry for entry in entries if entry.name.startswith(PREFIX)]
+    except FileNotFoundError:
+        return []
+    return [entry.name for entry in ours if _remove_if_dead(entry)]
 
 
 def _remove_if_dead(entry: os.DirEntry[str]) -> bool:

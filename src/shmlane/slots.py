@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from .header import RegionHeader
 from .layout import Array, Shape, SlotLayout, TensorPlan
 from .regions import Region
+from .timing import Deadline
+from .wire import HttpReply
 
 # Reference counts are exact only under the GIL; without it, weak references decide.
 COUNTS_ARE_EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -34,10 +36,18 @@ class Label(Enum):
 
 
 class Channel(Protocol):
-    """What a slot asks of the connection that it owns."""
+    """The connection that a slot owns, as the sessions use it; see `transport`."""
 
     @property
     def is_open(self) -> bool: ...
+    @property
+    def is_quiet(self) -> bool: ...
+    def send(self, request: bytes) -> bool: ...
+    def receive(self, timeout: float | None) -> bytes: ...
+    def feed(self, data: bytes) -> HttpReply | None: ...
+    def finish(self, data: bytes, deadline: Deadline) -> HttpReply: ...
+    def call(self, request: bytes, deadline: Deadline) -> HttpReply: ...
+    def fileno(self) -> int: ...
     def close(self) -> None: ...
 
 
@@ -128,22 +138,9 @@ class Tensor:
 
 
 class RootWatch(weakref.ref[Array]):
-    """A weak reference to one root that knows its slot."""
+    """A weak reference to the root of one tensor that knows its slot."""
 
     __slots__ = ("slot",)
-
-    def __new__(
-        cls, root: Array, on_death: Callable[[RootWatch], None], slot: Slot
-    ) -> RootWatch:
-        watch = super().__new__(cls, root, on_death)  # type: ignore[type-var,arg-type]  # typeshed types the callback for plain references only
-        watch.slot = slot
-        return watch
-
-    def __init__(
-        self, root: Array, on_death: Callable[[RootWatch], None], slot: Slot
-    ) -> None:
-        super().__init__(root, on_death)  # type: ignore[arg-type]  # as above
-
     slot: Slot
 
 
@@ -155,13 +152,26 @@ class Prepared:
     answer to the next request.
     """
 
-    __slots__ = ("given", "replies", "requests", "turn")
+    __slots__ = ("answers", "given", "replies", "requests", "turn", "wire")
 
-    def __init__(self, requests: tuple[bytes, bytes], given: int) -> None:
+    def __init__(
+        self, requests: tuple[bytes, bytes], *, given: int, wire: frozenset[str]
+    ) -> None:
         self.requests = requests
-        self.replies: list[bytes | None] = [None, None]
-        self.turn = 0
         self.given = given
+        self.wire = wire
+        self.turn = 0
+        self.forget()
+
+    def remember(self, reply: bytes, answer: Any) -> None:
+        """`reply` to the request of this turn means `answer`; b"" is never known."""
+        self.replies[self.turn] = reply or None
+        self.answers[self.turn] = answer
+
+    def forget(self) -> None:
+        """Know no reply: outputs have other shapes now than the replies told of."""
+        self.replies: list[bytes | None] = [None, None]
+        self.answers: list[Any] = [None, None]
 
 
 class Slot:
@@ -239,7 +249,7 @@ class Slot:
         """True when no view of any tensor is alive."""
         if self.live_roots:
             return False
-        for tensor in self.tensors:  # noqa: SIM110 - a generator costs a frame here
+        for tensor in self.tensors:  # noqa: SIM110 - a generator costs a frame
             if not tensor.is_at_rest:
                 return False
         return True
@@ -252,12 +262,15 @@ class Slot:
         """
         held = [tensor for tensor in self.tensors if not tensor.is_at_rest]
         self.live_roots = len(held)
-        self.watches = [RootWatch(tensor.root, on_death, self) for tensor in held]
+        # The roots are still held here: no watch can fire before it knows its slot.
+        self.watches = [RootWatch(tensor.root, on_death) for tensor in held]
+        for watch in self.watches:
+            watch.slot = self
         for tensor in held:
             tensor.array = tensor.root = _NOTHING
 
     def root_died(self) -> bool:
-        """Count one dead root; True when it was the last and the slot is whole again."""
+        """Count one dead root; True when it was the last: the slot is whole again."""
         self.live_roots -= 1
         if self.live_roots:
             return False

@@ -1,6 +1,6 @@
 """Sockets: where the server is, how long to wait, and one connection per slot.
 
-Owns URLs, time limits and the TCP or Unix socket under an HTTP/1.1 connection. Refuses
+Owns URLs and the TCP or Unix socket under an HTTP/1.1 connection. Refuses
 to know what the bytes mean (`wire`) and whose memory they speak of (`slots`). One
 request is on a connection at a time.
 
@@ -11,14 +11,12 @@ costs nothing beside a Python-level timeout, which adds a `poll` to every call.
 from __future__ import annotations
 
 import contextlib
-import math
 import select
 import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from urllib.parse import urlsplit
 
 from .errors import (
@@ -28,44 +26,15 @@ from .errors import (
     ServerUnreachable,
     UsageError,
 )
+from .timing import Deadline
 from .wire import HttpReply, ReplyParser
 
-RECEIVE_BYTES = 64 << 10
+_RECEIVE_BYTES = 64 << 10
 
 # Linux reports the path of a Unix socket in 108 bytes with the closing zero.
 _MAX_UNIX_PATH = 107
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
-
-
-class Default(Enum):
-    """Marks an argument that was not given where None means "no limit"."""
-
-    DEFAULT = "default"
-
-    def __repr__(self) -> str:
-        return "DEFAULT"
-
-
-DEFAULT = Default.DEFAULT
-Timeout = float | None | Default
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeouts:
-    """Limits in seconds. None waits for ever and has to be asked for.
-
-    connect: making a connection, retries included. lease: waiting for a free slot.
-    infer: one inference from first byte sent to last byte read.
-    """
-
-    connect: float | None = 2.0
-    lease: float | None = 5.0
-    infer: float | None = 60.0
-
-    def __post_init__(self) -> None:
-        for name in ("connect", "lease", "infer"):
-            check_timeout(getattr(self, name), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,44 +46,6 @@ class Connection:
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def check_timeout(value: float | None, name: str) -> float | None:
-    """`value` if it is None or a number of seconds >= 0, else `UsageError`."""
-    if value is not None and not (
-        isinstance(value, int | float) and 0 <= value < math.inf
-    ):
-        raise UsageError(
-            f"{name}={value!r} is not a time limit: give seconds >= 0, or None to wait"
-            " for ever."
-        )
-    return value
-
-
-class Deadline:
-    """A point in time that one call must not pass, whatever it waits for."""
-
-    __slots__ = ("limit", "when")
-
-    def __init__(self, limit: float | None) -> None:
-        self.limit = limit
-        self.when = math.inf if limit is None else time.monotonic() + limit
-
-    @property
-    def remaining(self) -> float | None:
-        """Seconds left, 0 when it has passed, None when there is no end."""
-        if self.limit is None:
-            return None
-        return max(0.0, self.when - time.monotonic())
-
-    @property
-    def has_passed(self) -> bool:
-        return self.limit is not None and time.monotonic() >= self.when
-
-    def within(self, limit: float | None) -> Deadline:
-        """The earlier of this deadline and `limit` seconds from now."""
-        other = Deadline(limit)
-        return other if other.when < self.when else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,20 +116,19 @@ class Endpoint:
 class HttpConnection:
     """One keep-alive connection that carries one request at a time.
 
-    `send` is the socket's own method: it raises OSError, and a request of ours always
-    fits the empty buffer of an idle connection. Used by one thread at a time.
+    Used by one thread at a time. Every error that makes it useless also closes it.
     """
 
-    __slots__ = ("_parser", "_poll", "_recv", "_socket", "_time_limit", "send")
+    __slots__ = ("_parser", "_poll", "_recv", "_send", "_socket", "_time_limit")
 
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(None)
         self._socket: socket.socket | None = connected
-        self.send: Callable[[bytes], int] = connected.send
-        self._recv: Callable[[int], bytes] = connected.recv
+        self._send = connected.send
+        self._recv = connected.recv
         poller = select.poll()
         poller.register(connected, select.POLLIN)
-        self._poll = poller.poll
+        self._poll: Callable[[int], object] = poller.poll
         self._parser = ReplyParser()
         self._time_limit: float | None = None
 
@@ -227,38 +157,40 @@ class HttpConnection:
     def fileno(self) -> int:
         return -1 if self._socket is None else self._socket.fileno()
 
+    def send(self, request: bytes) -> bool:
+        """True when every byte was handed to the kernel.
+
+        False means that the last byte never was, so that the server cannot have begun.
+        A request of ours fits the empty buffer of an idle connection: this never waits.
+        """
+        try:
+            if self._send(request) == len(request):
+                return True
+        except OSError:
+            pass
+        self.close()
+        return False
+
     def receive(self, timeout: float | None) -> bytes:
         """What has come, waiting for the first byte for at most `timeout` seconds.
 
-        Raises BlockingIOError when nothing came, other OSErrors when the connection
-        broke; b"" means that the server closed it.
+        `InferTimeout` leaves the connection as it is, so that a later call can read on;
+        `RequestLost` closes it.
         """
         if timeout != self._time_limit:
             self._limit_waits(timeout)
-        return self._recv(RECEIVE_BYTES)
-
-    def finish(self, data: bytes, deadline: Deadline) -> HttpReply:
-        """The complete reply that starts with `data`, what came first.
-
-        `InferTimeout` leaves the connection as it is: the rest may be read by a later
-        call. `RequestLost` and `ProtocolError` close it.
-        """
-        while True:
-            if (reply := self.feed(data)) is not None:
-                return reply
-            if deadline.has_passed:
-                raise timed_out(deadline)
-            try:
-                data = self.receive(deadline.remaining)
-            except BlockingIOError:
-                raise timed_out(deadline) from None
-            except OSError as error:
-                raise self.lost(error) from error
+        try:
+            data = self._recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            raise _timed_out(timeout) from None
+        except OSError as error:
+            raise self._lost(error) from error
+        if not data:
+            raise self._lost(None)
+        return data
 
     def feed(self, data: bytes) -> HttpReply | None:
-        """Take in bytes that `receive` returned; the reply when it is complete."""
-        if not data:
-            raise self.lost(None)
+        """Take in received bytes; the reply when it is complete, else None."""
         try:
             reply = self._parser.feed(data)
         except ProtocolError:
@@ -270,31 +202,51 @@ class HttpConnection:
                 self.close()
         return reply
 
-    def call(self, request: bytes, deadline: Deadline) -> HttpReply:
-        """Send a control request and read its reply."""
-        try:
-            self.send_all(request)
-        except OSError as error:
-            raise self.lost(error) from error
-        return self.finish_first(deadline)
+    def finish(self, data: bytes, deadline: Deadline) -> HttpReply:
+        """The complete reply that starts with `data`, what came first.
 
-    def finish_first(self, deadline: Deadline) -> HttpReply:
-        """Read a reply of which nothing has been read yet."""
-        try:
+        Raises what `receive` raises, and `ProtocolError`, which closes the connection.
+        """
+        while (reply := self.feed(data)) is None:
+            if deadline.has_passed:
+                raise _timed_out(deadline.limit)
             data = self.receive(deadline.remaining)
-        except BlockingIOError:
-            raise timed_out(deadline) from None
-        except OSError as error:
-            raise self.lost(error) from error
-        return self.finish(data, deadline)
+        return reply
 
-    def send_all(self, request: bytes) -> None:
-        if self._socket is None:
-            raise BrokenPipeError("the connection is closed")
-        self._socket.sendall(request)
+    def call(self, request: bytes, deadline: Deadline) -> HttpReply:
+        """Send a control request and read its reply, else `ServerUnreachable`.
 
-    def lost(self, error: OSError | None) -> RequestLost:
-        """Close, and say that the request which was sent has no known end."""
+        A failed call closes the connection, so that its late reply meets nobody.
+        """
+        try:
+            if not self.send(request):
+                raise BrokenPipeError("the connection broke while sending")
+            return self.finish(self.receive(deadline.remaining), deadline)
+        except (OSError, InferTimeout, RequestLost) as error:
+            self.close()
+            limit = "" if deadline.limit is None else f" within {deadline.limit:g} s"
+            raise ServerUnreachable(
+                f"the server did not answer a control request{limit}.",
+                hint="It may be overloaded, stopped or restarting.",
+            ) from error
+
+    def close(self) -> None:
+        connected, self._socket = self._socket, None
+        if connected is not None:
+            # The descriptor's number may belong to another connection soon.
+            self._poll = _never_quiet
+            with contextlib.suppress(OSError):
+                connected.close()
+
+    def _limit_waits(self, timeout: float | None) -> None:
+        # Zero means "no limit" to the kernel, so the shortest limit is a microsecond.
+        microseconds = 0 if timeout is None else max(1, round(timeout * 1e6))
+        value = struct.pack("ll", *divmod(microseconds, 1_000_000))
+        if self._socket is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._time_limit = timeout
+
+    def _lost(self, error: OSError | None) -> RequestLost:
         self.close()
         reason = "the server closed it" if error is None else error.strerror or error
         return RequestLost(
@@ -304,31 +256,20 @@ class HttpConnection:
             " send the request again if running it twice does no harm.",
         )
 
-    def close(self) -> None:
-        connected, self._socket = self._socket, None
-        if connected is not None:
-            with contextlib.suppress(OSError):
-                connected.close()
-
-    def _limit_waits(self, timeout: float | None) -> None:
-        # Zero means "no limit" to the kernel, so the shortest limit is a microsecond.
-        microseconds = 0 if timeout is None else max(1, round(timeout * 1e6))
-        value = struct.pack("ll", *divmod(microseconds, 1_000_000))
-        if self._socket is None:
-            raise BrokenPipeError("the connection is closed")
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._time_limit = timeout
-
     def __repr__(self) -> str:
         return f"<HttpConnection {'open' if self.is_open else 'closed'}>"
 
 
-def timed_out(deadline: Deadline) -> InferTimeout:
+def _never_quiet(_timeout: int) -> object:
+    return True
+
+
+def _timed_out(timeout: float | None) -> InferTimeout:
     return InferTimeout(
-        f"no complete reply came within {deadline.limit:g} s.",
+        f"no complete reply came in time ({timeout:g} s were left to wait).",
         hint="The slot stays set aside until the reply comes; raise the timeout, or"
         " look at the server's queue.",
-        timeout=deadline.limit,
+        timeout=timeout,
     )
 
 

@@ -18,7 +18,7 @@ from .layout import Shape
 
 _MAX_HEAD_BYTES = 64 << 10
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-# Triton does not percent-decode names in paths: what would need escaping cannot be sent.
+# Triton does not decode escapes in paths: what would need one cannot be sent.
 _PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
 _HEADER_LINE = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([^\r\n\0]*)")
@@ -191,7 +191,8 @@ class HttpReply:
             return json.loads(self.body)
         except ValueError as error:
             raise ProtocolError(
-                f"a reply of status {self.status} is not JSON: {bytes(self.body[:80])!r}"
+                f"a reply of status {self.status} is not JSON:"
+                f" {bytes(self.body[:80])!r}"
             ) from error
 
 
@@ -286,7 +287,7 @@ class ReplyParser:
         return False
 
     def _read_trailers(self, end: int) -> bool:
-        """The last chunk stands at the start of the buffer, its size line ends at `end`."""
+        """The last chunk is next in the buffer; its size line ends at `end`."""
         stop = self._buffer.find(b"\r\n\r\n", end)
         if stop < 0:
             if len(self._buffer) - end > _MAX_HEAD_BYTES:

@@ -1,0 +1,255 @@
+"""Talks with the server beside inference: discovery, registration, draining.
+
+Owns everything that differs between versions of Triton, and what its refusals mean.
+Refuses to wait and to do I/O: a talk is a generator that yields request bytes, or a
+pause, and is sent each reply, so that blocking and asynchronous sessions share it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from .errors import (
+    AccessRestricted,
+    ModelNotReady,
+    ProtocolError,
+    RegionNotVisible,
+    ServerError,
+    SharedMemoryDisabled,
+    ShmlaneError,
+    UsageError,
+)
+from .layout import ModelMetadata
+from .slots import Registration, Slot
+from .wire import HttpReply, HttpRequests
+
+T = TypeVar("T")
+
+_REQUEST_ID_PREFIX = re.compile(r"^\[request id: [^\]]*\] ")
+
+# Reference counts of regions came with 2.50, deferred removal with 2.53.
+_COUNTED = (2, 50)
+_DEFERRED = (2, 53)
+_FIRST_PAUSE = 0.001
+_LONGEST_PAUSE = 0.25
+
+
+class Pause(NamedTuple):
+    """Asks the driver of a talk to wait for so many seconds."""
+
+    seconds: float
+
+
+Talk = Generator[bytes | Pause, HttpReply | None, T]
+
+
+def ask(request: bytes) -> Talk[HttpReply]:
+    """One request of a talk, and its reply."""
+    reply = yield request
+    if reply is None:
+        raise TypeError("the driver of a talk must send a reply for each request")
+    return reply
+
+
+# --- what the server has --------------------------------------------------------------
+
+
+def discover(
+    requests: HttpRequests, model: str, *, version: str = ""
+) -> Talk[ModelMetadata]:
+    """Ask for the model's tensors; `ModelNotReady` says what the server has instead."""
+    server = yield from _server_version(requests)
+    ready = yield from ask(requests.model_ready())
+    metadata = yield from ask(requests.model_metadata())
+    if ready.status != 200 or metadata.status != 200:
+        yield from _explain_missing(requests, model, version)
+    # A restricted or missing configuration costs only what the metadata cannot say.
+    config = yield from ask(requests.model_config())
+    found = ModelMetadata.from_json(
+        metadata.json(),
+        config.json() if config.status == 200 else {},
+        server_version=server,
+    )
+    if found.decoupled:
+        raise UsageError(
+            f"model {model!r} is decoupled: it may answer any number of times, which"
+            " Triton offers over gRPC streams only."
+        )
+    return found
+
+
+def _server_version(requests: HttpRequests) -> Talk[str]:
+    reply = yield from ask(requests.server_metadata())
+    if reply.status != 200 and reply.error_text is not None:
+        raise refusal(reply, "asking for the server's version")
+    about = reply.json() if reply.status == 200 else None
+    if not isinstance(about, Mapping) or "version" not in about:
+        raise ProtocolError(
+            f"GET /v2 is not answered like Triton does (status {reply.status}).",
+            hint="Is this the HTTP address of a tritonserver?",
+        )
+    return str(about["version"])
+
+
+def _explain_missing(
+    requests: HttpRequests, model: str, version: str
+) -> Talk[NoReturn]:
+    index = yield from ask(requests.repository_index())
+    entries: list[dict[str, Any]] = index.json() if index.status == 200 else []
+    mine = [entry for entry in entries if entry.get("name") == model]
+    if index.status == 200 and not mine:
+        names = sorted({str(entry["name"]) for entry in entries})
+        raise ModelNotReady(
+            f"the server has no model {model!r}; it has: {', '.join(names) or 'none'}.",
+            model=model,
+            models=names,
+        )
+    states = "; ".join(
+        f"version {entry.get('version', '?')}: {entry.get('state', 'not loaded')}"
+        f" {entry.get('reason', '')}".rstrip()
+        for entry in mine
+    )
+    wanted = f"version {version} of model {model!r}" if version else f"model {model!r}"
+    raise ModelNotReady(
+        f"{wanted} is not ready; the server says: {states or 'nothing'}.",
+        hint="Wait for it to load, ask for a version it has, or look at its log.",
+        retryable=True,
+        model=model,
+        version=version,
+    )
+
+
+# --- registrations of a slot ----------------------------------------------------------
+
+
+def register(requests: HttpRequests, slot: Slot) -> Talk[None]:
+    """Register every region of the slot that the server does not know yet.
+
+    A name whose registration was interrupted is taken back first: its key must not be
+    registered twice (servers up to 2.68), and unregistering a name that the server does
+    not know is always answered with success. No name is ever used again.
+    """
+    for each in slot.unregistered():
+        if each.name in slot.obsolete:
+            slot.generation += 1
+            each.renew(slot.generation)
+    yield from forget(requests, slot)
+    for each in list(slot.unregistered()):
+        # Until the reply is there, the server may or may not know the name.
+        slot.obsolete.append(each.name)
+        reply = yield from ask(
+            requests.register(each.name, each.key, each.region.nbytes)
+        )
+        slot.obsolete.remove(each.name)
+        if reply.status != 200:
+            raise _registration_refusal(reply, each)
+        each.is_live = True
+
+
+def unregister(requests: HttpRequests, slot: Slot) -> Talk[None]:
+    """Take back every registration of a slot that the server does not hold."""
+    slot.obsolete += [each.name for each in slot.registrations if each.is_live]
+    for registration in slot.registrations:
+        registration.is_live = False
+    yield from forget(requests, slot)
+
+
+def forget(requests: HttpRequests, slot: Slot) -> Talk[None]:
+    """Unregister the names of this slot that no request uses any more."""
+    while slot.obsolete:
+        name = slot.obsolete[0]
+        reply = yield from ask(requests.unregister(name))
+        if reply.status != 200:
+            raise refusal(reply, f"unregistering {name}")
+        slot.obsolete.remove(name)
+
+
+def _registration_refusal(reply: HttpReply, registration: Registration) -> ShmlaneError:
+    text = server_text(reply)
+    if "Unable to open shared memory region" not in text:
+        return refusal(reply, f"registering {registration.name}")
+    return RegionNotVisible(
+        f"the server cannot open {registration.region.path}: it does not see this"
+        " /dev/shm, or may not open the file.",
+        hint="In containers share the IPC namespace (docker run --ipc=host, or"
+        " --ipc=container:NAME) or mount the same /dev/shm; for a server under another"
+        " user set RegionOptions(mode=0o666).",
+        region=registration.region.name,
+        text=text,
+    )
+
+
+# --- a lost request -------------------------------------------------------------------
+
+
+def drain(requests: HttpRequests, slot: Slot, version: str) -> Talk[bool]:
+    """Wait until the server cannot reach the slot any more; True when that is proved.
+
+    From 2.50 on the server counts requests per registration: until 2.52 it refuses to
+    unregister while one runs, since 2.53 it accepts and keeps the region in its status
+    until the last one ends. Before 2.50 unregistering under a running request ends the
+    server: False, and the memory must not be used again.
+    """
+    known = parse_version(version)
+    if known < _COUNTED:
+        return False
+    for registration in slot.registrations:
+        name = registration.name
+        if known < _DEFERRED:
+            yield from _ask_until(requests.unregister(name), {200})
+        else:
+            yield from ask(requests.unregister(name))
+            yield from _ask_until(requests.region_status(name), {400, 404})
+    slot.renew_registrations()
+    # They are gone for certain: nothing is left to take back.
+    slot.obsolete.clear()
+    return True
+
+
+def _ask_until(request: bytes, statuses: set[int]) -> Talk[None]:
+    pause = _FIRST_PAUSE
+    while (yield from ask(request)).status not in statuses:
+        yield Pause(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """Major and minor of a server version; an unreadable one counts as the newest."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (9999, 0)
+
+
+# --- what a refusal means -------------------------------------------------------------
+
+
+def refusal(
+    reply: HttpReply, doing: str, *, otherwise: type[ServerError] = ServerError
+) -> ServerError:
+    """The error that fits Triton's answer to anything but a success."""
+    text, status = server_text(reply), reply.status
+    if status == 501 and "shared memory is disabled" in text:
+        return SharedMemoryDisabled(
+            "the server refuses client shared memory, as servers since 2.68 do unless"
+            " told otherwise.",
+            hint="Start it with --allow-client-shm=true.",
+            status=status,
+            text=text,
+        )
+    if status == 403:
+        return AccessRestricted(
+            f"{doing} is restricted on this server: {text}.",
+            hint="Give the header with Connection(headers={...}).",
+            status=status,
+            text=text,
+        )
+    return otherwise(f"{doing} failed: {text}.", status=status, text=text)
+
+
+def server_text(reply: HttpReply) -> str:
+    """The server's own words, without its prefix and full stop."""
+    text = reply.error_text
+    if text is None:
+        text = f"status {reply.status}, {bytes(reply.body[:200])!r}"
+    return _REQUEST_ID_PREFIX.sub("", text).rstrip(".")

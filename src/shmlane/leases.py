@@ -1,0 +1,265 @@
+"""What a caller holds: a lease on a slot's inputs, and the result of an inference.
+
+Owns the checks between a caller and a slot: names, shapes, datatypes, what was given
+and what has expired. Refuses to wait; sending is added by the sessions. A lease belongs
+to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from .errors import (
+    InputMissing,
+    LeaseBusy,
+    LeaseExpired,
+    TensorMismatch,
+    UsageError,
+)
+from .exchange import Answer
+from .layout import Array, unknown_tensor
+from .slots import Slot, Tensor
+
+Self = TypeVar("Self", bound="BaseLease")
+
+
+class LeaseHost(Protocol):
+    """What a lease asks of its session."""
+
+    def _give_back(self, slot: Slot) -> None: ...
+    def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None: ...
+
+
+class Result(Mapping[str, Array]):
+    """The outputs of one inference, by name: writable arrays over shared memory.
+
+    Valid until the lease ends or infers again; then `LeaseExpired`. Arrays taken before
+    stay valid for as long as anybody holds them, and keep their slot from being used
+    again. `copy` gives arrays that hold nothing.
+    """
+
+    __slots__ = ("_answer", "_epoch", "_slot")
+
+    def __init__(self, slot: Slot, epoch: int, answer: Answer) -> None:
+        self._slot = slot
+        self._epoch = epoch
+        self._answer = answer
+
+    def __getitem__(self, name: str) -> Array:
+        slot = self._slot
+        if slot.epoch != self._epoch:
+            raise _expired("result")
+        try:
+            tensor = slot.outputs[name]
+        except KeyError:
+            raise unknown_tensor(slot.outputs, name, "output") from None
+        if self._answer.wire and name in self._answer.wire:
+            return self._answer.wire[name]
+        view: Array = tensor.array[...]
+        return view
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slot.outputs)
+
+    def __len__(self) -> int:
+        return len(self._slot.outputs)
+
+    def copy(self) -> dict[str, Array]:
+        """All outputs as arrays of their own, which outlive the lease."""
+        return {name: self[name].copy() for name in self}
+
+    @property
+    def model_version(self) -> str:
+        """The version that answered."""
+        return self._answer.reply.model_version
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Parameters that the model attached to the response."""
+        return self._answer.reply.parameters
+
+    def __repr__(self) -> str:
+        if self._slot.epoch != self._epoch:
+            return "<Result expired>"
+        shapes = ", ".join(f"{name} {list(self[name].shape)}" for name in self)
+        return f"<Result {shapes}>"
+
+
+class BaseLease:
+    """The right to use one slot until `release` or the end of the `with` block."""
+
+    __slots__ = ("_given", "_host", "_slot")
+
+    def __init__(self, host: LeaseHost, slot: Slot) -> None:
+        slot.leased = True
+        self._host = host
+        self._slot: Slot | None = slot
+        self._given = 0
+
+    def __getitem__(self, name: str) -> Array:
+        """The input `name` as a writable array over shared memory, to be filled.
+
+        It has the shape last asked for in this lease with `view` or `write`, else the
+        declared one (batch 1 if only the batch size is open). What it contains at first
+        is undefined. Raises `UnknownTensor`, `LeaseExpired`, `LeaseBusy`, and
+        `TensorMismatch` where no shape was ever said.
+        """
+        slot = self._slot
+        if slot is None or slot.server_hold:
+            raise _unusable(slot)
+        try:
+            tensor = slot.inputs[name]
+        except KeyError:
+            raise unknown_tensor(slot.inputs, name, "input") from None
+        given = self._given
+        if not given & tensor.bit:
+            if tensor.shape != tensor.default:
+                self._take_default(slot, tensor)
+            elif tensor.shape is None:
+                raise _shape_unknown(tensor)
+            self._given = given | tensor.bit
+        view: Array = tensor.array[...]
+        return view
+
+    def view(self, name: str, shape: Iterable[int]) -> Array:
+        """The input `name` with another shape, as a writable array over shared memory.
+
+        Earlier views of this input are no part of the request any more. A shape larger
+        than ever before moves the input to a new region, which takes milliseconds.
+        Raises `TensorMismatch` for a shape that the model does not allow, and
+        `OutOfSharedMemory`; the lease stays usable.
+        """
+        slot = self._slot
+        if slot is None or slot.server_hold:
+            raise _unusable(slot)
+        tensor = self._input(slot, name)
+        checked = tensor.spec.check_shape(shape)
+        if checked != tensor.shape:
+            nbytes = tensor.spec.nbytes(checked)
+            if nbytes > tensor.capacity:
+                self._host._grow(slot, tensor, nbytes)
+            slot.reshape(tensor, checked)
+        self._given |= tensor.bit
+        view: Array = tensor.array[...]
+        return view
+
+    def write(self, name: str, array: Any, *, cast: bool = False) -> None:
+        """Copy `array` into the input `name`, in one pass, whatever its strides.
+
+        Its datatype must be the input's unless `cast` allows any conversion that NumPy
+        knows. Raises `TensorMismatch` before anything is written.
+        """
+        slot = self._slot
+        if slot is None or slot.server_hold:
+            raise _unusable(slot)
+        tensor = self._input(slot, name)
+        source = np.asarray(array)
+        if source.dtype != tensor.spec.dtype and not cast:
+            raise TensorMismatch(
+                f"input {name!r} takes {tensor.spec.datatype} ({tensor.spec.dtype}),"
+                f" given was {source.dtype}.",
+                hint="Convert it, or allow it with cast=True.",
+                tensor=name,
+                given=str(source.dtype),
+            )
+        np.copyto(self.view(name, source.shape), source, casting="unsafe")
+
+    def release(self) -> None:
+        """Give the slot back; doing so again does nothing.
+
+        Views that are still alive keep their content; the slot is not used again while
+        they live. A request that is still unanswered keeps the slot until its reply.
+        """
+        slot = self._slot
+        if slot is not None:
+            self._slot = None
+            self._host._give_back(slot)
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        slot = self._slot
+        if slot is not None:
+            self._slot = None
+            self._host._give_back(slot)
+
+    def __del__(self) -> None:
+        if getattr(self, "_slot", None) is not None:
+            state = repr(self)
+            self.release()
+            warnings.warn(
+                f"{state} was dropped without release; use it in a with block.",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    def _input(self, slot: Slot, name: str) -> Tensor:
+        try:
+            return slot.inputs[name]
+        except KeyError:
+            raise unknown_tensor(slot.inputs, name, "input") from None
+
+    def _take_default(self, slot: Slot, tensor: Tensor) -> None:
+        # What an earlier lease chose is not this one's shape.
+        if tensor.default is None:
+            raise _shape_unknown(tensor)
+        slot.reshape(tensor, tensor.default)
+
+    def _not_ready(self, slot: Slot | None) -> UsageError:
+        """Why this lease cannot send now."""
+        if slot is None or slot.server_hold:
+            return _unusable(slot)
+        missing = [
+            tensor.name
+            for tensor in slot.inputs.values()
+            if tensor.bit & slot.required & ~self._given
+        ]
+        return InputMissing(
+            f"nothing was written to input {', '.join(map(repr, missing))} in this"
+            " lease; sending it would send an earlier caller's data.",
+            hint="Fill lease[name], or lease.write(name, array), before infer.",
+            missing=missing,
+        )
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"<{name} {'released' if self._slot is None else repr(self._slot)}>"
+
+
+def _expired(what: str) -> LeaseExpired:
+    return LeaseExpired(
+        f"this {what} has expired: its slot may serve another caller by now.",
+        hint="Use it in its with block, before the next infer; .copy() outlives it.",
+    )
+
+
+def _unusable(slot: Slot | None) -> UsageError:
+    if slot is None:
+        return _expired("lease")
+    return LeaseBusy(
+        "this lease still waits for the reply of its last request, which may read and"
+        " write the slot.",
+        hint="Release it and take another lease.",
+    )
+
+
+def _shape_unknown(tensor: Tensor) -> TensorMismatch:
+    return TensorMismatch(
+        f"input {tensor.name!r} has no shape yet: the model allows"
+        f" {list(tensor.spec.shape)} (-1 is any size).",
+        hint="Say it with lease.view(name, shape) or lease.write(name, array), or give"
+        " Session(shapes={name: largest shape}).",
+        tensor=tensor.name,
+    )

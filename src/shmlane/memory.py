@@ -1,0 +1,89 @@
+"""The regions of one session: made, cut into slots, grown, counted, removed.
+
+Owns which region files exist for a session and how many bytes they hold together.
+Refuses to register anything with a server and to decide who uses a slot.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from .errors import OutOfSharedMemory
+from .header import RegionHeader
+from .layout import SlotLayout, TensorPlan
+from .regions import PAGE_BYTES, Region, RegionOptions, round_up
+from .slots import Slot, Tensor
+
+
+class SessionMemory:
+    """Makes slots for a session. Thread-safe."""
+
+    def __init__(
+        self, layout: SlotLayout, *, options: RegionOptions, server: str, model: str
+    ) -> None:
+        self.layout = layout
+        self.growths = 0
+        self._options = options
+        self._server = server
+        self._model = model
+        self._lock = threading.Lock()
+        self._regions: list[Region] = []
+        self._extension_bytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all regions of the session."""
+        return sum(region.nbytes for region in self._regions) + self._extension_bytes
+
+    def make_slots(self, count: int) -> list[Slot]:
+        """A new region cut into `count` slots."""
+        header = self._header(self.layout, count)
+        with self._lock:
+            region = self._make_region(header)
+            self._regions.append(region)
+        return [Slot(index, region, header, self.layout) for index in range(count)]
+
+    def grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
+        """Give `tensor` a block of at least `nbytes` bytes in a region of its own.
+
+        The block grows by half at least, so that slowly rising sizes cost few regions.
+        The content is not kept. On error the tensor keeps its old block.
+        """
+        capacity = round_up(max(nbytes, tensor.capacity * 3 // 2), PAGE_BYTES)
+        plan = TensorPlan(
+            tensor.spec, tensor.plan.is_input, tensor.default, 0, capacity
+        )
+        header = self._header(SlotLayout((plan,), capacity), 1)
+        old = slot.extensions.get(tensor.name)
+        with self._lock:
+            region = self._make_region(header)
+            self._extension_bytes += region.nbytes
+            self._extension_bytes -= old.region.nbytes if old else 0
+            self.growths += 1
+        slot.extend(tensor, region, offset=header.first_slot, capacity=capacity)
+
+    def close(self) -> None:
+        for region in self._regions:
+            region.close()
+
+    def _header(self, layout: SlotLayout, slots: int) -> RegionHeader:
+        return RegionHeader.plan(
+            layout, slots, pid=os.getpid(), server=self._server, model=self._model
+        )
+
+    def _make_region(self, header: RegionHeader) -> Region:
+        limit, wanted = self._options.max_bytes, self.nbytes + header.region_bytes
+        if limit is not None and wanted > limit:
+            raise OutOfSharedMemory(
+                f"the session would hold {wanted} bytes of shared memory, its limit is"
+                f" {limit}.",
+                hint="Raise RegionOptions(max_bytes=), or use fewer slots or smaller"
+                " shapes.",
+                wanted=wanted,
+                limit=limit,
+            )
+        return Region(header.region_bytes, header=header.pack(), options=self._options)
+
+    def __repr__(self) -> str:
+        return f"<SessionMemory {len(self._regions)} regions {self.nbytes} bytes>"

@@ -1,0 +1,215 @@
+"""The one background thread: it waits for replies that nobody waits for any more.
+
+Owns LATE slots (the caller gave up, the connection is kept and the reply awaited) and
+LOST slots (the connection broke, the server's references are drained). Refuses slots
+that somebody still waits on. The thread starts with the first such slot and ends with
+the last one.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+
+from . import control
+from .errors import ShmlaneError
+from .exchange import Exchange
+from .slots import Label, Slot
+from .timing import Deadline
+from .transport import Endpoint, HttpConnection
+from .wire import HttpReply
+
+_CONTROL_LIMIT = 2.0
+_RETRY_PAUSE = 0.25
+
+
+class _Drain:
+    """A LOST slot, the talk that frees it, and when that goes on."""
+
+    __slots__ = ("reply", "slot", "talk", "when")
+
+    def __init__(self, slot: Slot, talk: control.Talk[bool], when: float) -> None:
+        self.slot = slot
+        self.talk = talk
+        self.when = when
+        self.reply: HttpReply | None = None
+
+
+class Receiver:
+    """Brings LATE and LOST slots back. `watch` may be called from finalisers.
+
+    give_back: called in the thread with each slot that the server no longer holds.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        endpoint: Endpoint,
+        give_back: Callable[[Slot], None],
+    ) -> None:
+        self.late_replies = 0
+        self.drains = 0
+        self.retired = 0
+        self._exchange = exchange
+        self._endpoint = endpoint
+        self._give_back = give_back
+        self._incoming: deque[Slot] = deque()
+        self._drains: list[_Drain] = []
+        self._stopping = False
+        # Held by the thread for as long as it runs. A bare lock and a bare thread: no
+        # Python code of `threading` that a finaliser could be running inside of.
+        self._running = _thread.allocate_lock()
+        self._wake: socket.socket | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._running.locked()
+
+    def watch(self, slot: Slot) -> None:
+        """Wait for the reply of a slot whose caller has left."""
+        self._incoming.append(slot)
+        self._wake_up()
+        self._start_unless_running()
+
+    def stop(self) -> None:
+        """End the thread soon; slots it waited for stay with the server."""
+        self._stopping = True
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        wake = self._wake
+        if wake is not None:
+            # A full or closed pipe belongs to a thread that looks again by itself.
+            with contextlib.suppress(OSError):
+                wake.send(b"\0")
+
+    def _start_unless_running(self) -> None:
+        if not self._stopping and self._running.acquire(blocking=False):
+            _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        try:
+            with contextlib.ExitStack() as stack:
+                self._open(stack)
+                while not self._stopping and self._has_work():
+                    self._step()
+        finally:
+            self._wake = None
+            self._running.release()
+        # A slot that came after the last look and before the release.
+        if self._incoming:
+            self._start_unless_running()
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        wake, self._woken = socket.socketpair()
+        for end in (wake, self._woken):
+            stack.enter_context(end)
+            end.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._control: HttpConnection | None = None
+        stack.callback(self._close_control)
+        self._wake = wake
+
+    def _has_work(self) -> bool:
+        return bool(self._incoming or self._drains or len(self._selector.get_map()) > 1)
+
+    def _step(self) -> None:
+        while self._incoming:
+            self._take_in(self._incoming.popleft())
+        for key, _ in self._selector.select(self._time_to_next_drain()):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(4096)
+            else:
+                self._read(key.data)
+        for drain in [each for each in self._drains if each.when <= time.monotonic()]:
+            self._advance(drain)
+
+    def _take_in(self, slot: Slot) -> None:
+        if slot.label is Label.LOST:
+            self._drains.append(self._new_drain(slot, delay=0))
+        else:
+            assert slot.channel is not None
+            self._selector.register(slot.channel, selectors.EVENT_READ, slot)
+
+    # --- late replies -----------------------------------------------------------------
+
+    def _read(self, slot: Slot) -> None:
+        channel = slot.channel
+        assert channel is not None
+        descriptor = channel.fileno()
+        try:
+            reply = channel.feed(channel.receive(_CONTROL_LIMIT))
+            if reply is None:
+                return
+            self._exchange.accept(slot, reply, b"")
+        except ShmlaneError:
+            # An error of the model ends the request as well as a success does. What
+            # leaves the slot held is a reply that cannot be trusted.
+            if slot.server_hold:
+                channel.close()
+        self._selector.unregister(descriptor)
+        if slot.server_hold:
+            self._drains.append(self._new_drain(slot, delay=0))
+        else:
+            self.late_replies += 1
+            self._give_back(slot)
+
+    # --- lost requests ----------------------------------------------------------------
+
+    def _new_drain(self, slot: Slot, *, delay: float) -> _Drain:
+        talk = control.drain(
+            self._exchange.requests, slot, self._exchange.metadata.server_version
+        )
+        return _Drain(slot, talk, time.monotonic() + delay)
+
+    def _time_to_next_drain(self) -> float | None:
+        if not self._drains:
+            return None
+        return max(0.0, min(each.when for each in self._drains) - time.monotonic())
+
+    def _advance(self, drain: _Drain) -> None:
+        """One step of one drain; a server that is away now is asked again later."""
+        self._drains.remove(drain)
+        try:
+            step = drain.talk.send(drain.reply)
+            drain.reply = None
+            if isinstance(step, control.Pause):
+                drain.when = time.monotonic() + step.seconds
+            else:
+                drain.reply = self._call(step)
+            self._drains.append(drain)
+        except StopIteration as done:
+            self._end_drain(drain.slot, proved=done.value)
+        except ShmlaneError:
+            self._drains.append(self._new_drain(drain.slot, delay=_RETRY_PAUSE))
+
+    def _end_drain(self, slot: Slot, *, proved: bool) -> None:
+        if proved:
+            self._exchange.withdraw(slot)
+            self.drains += 1
+            self._give_back(slot)
+        else:
+            self.retired += 1
+
+    def _call(self, request: bytes) -> HttpReply:
+        deadline = Deadline(_CONTROL_LIMIT)
+        if self._control is not None and not self._control.is_quiet:
+            self._control.close()
+        if self._control is None or not self._control.is_open:
+            self._control = HttpConnection.open(self._endpoint, deadline)
+        return self._control.call(request, deadline)
+
+    def _close_control(self) -> None:
+        if self._control is not None:
+            self._control.close()
+
+    def __repr__(self) -> str:
+        state = "running" if self.is_busy else "idle"
+        return f"<Receiver {state}, {len(self._drains)} drains>"

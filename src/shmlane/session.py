@@ -1,0 +1,501 @@
+"""The blocking session: one model on one server, from any number of threads.
+
+Owns opening, closing and the send and receive of each inference. Refuses to decide what
+a reply means (`exchange`), who gets a slot (`pool`) and how servers differ (`control`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any, TypeVar
+
+from . import control
+from .errors import (
+    ForkedSession,
+    InferTimeout,
+    ModelNotReady,
+    PoolClosed,
+    ServerUnreachable,
+    ShmlaneError,
+    TransportError,
+    UsageError,
+)
+from .exchange import Answer, Exchange, Verdict
+from .layout import Array, ModelMetadata, SlotLayout
+from .leases import BaseLease, Result
+from .memory import SessionMemory
+from .pool import SlotPool
+from .receiver import Receiver
+from .regions import RegionOptions, remove_stale
+from .slots import Channel, Slot, Tensor
+from .stats import SessionStats
+from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
+from .transport import Connection, Endpoint, HttpConnection
+from .wire import HttpRequests
+
+T = TypeVar("T")
+
+# A connection found dead, or a registration found gone, is made anew and the request
+# sent again. Neither happens twice in a row unless the server is in trouble.
+_TRIES = 4
+_OPEN_PAUSE = 0.05
+_CLOSE_PAUSE = 0.002
+
+
+class _State(Enum):
+    NEW = "not open"
+    OPEN = "open"
+    CLOSED = "closed"
+    FORKED = "open in another process"
+
+
+class Lease(BaseLease):
+    """The right to use one slot: fill inputs, infer, read the result in place."""
+
+    __slots__ = ()
+    _host: Session
+
+    def infer(self, *, timeout: Timeout = DEFAULT) -> Result:
+        """Send the inputs that were filled in this lease and wait for the outputs.
+
+        timeout: seconds for this call, `Timeouts.infer` if not given, None for ever.
+        A second call sends the same inputs again unless they were changed; the earlier
+        Result expires. Raises `InputMissing`, `InferTimeout`, `RequestLost`,
+        `ServerUnreachable`, `ModelNotReady`, `InferFailed`. After each of them the
+        lease can be released as usual, and the slot comes back by itself.
+        """
+        slot = self._slot
+        given = self._given
+        if slot is None or slot.server_hold or given & slot.required != slot.required:
+            raise self._not_ready(slot)
+        host = self._host
+        if timeout is DEFAULT:
+            return host._infer(slot, given, host._timeouts.infer)
+        return host._infer(slot, given, _limit(timeout))
+
+    def _infer_copies(
+        self, inputs: Mapping[str, Any], timeout: Timeout
+    ) -> dict[str, Array]:
+        for name, array in inputs.items():
+            self.write(name, array)
+        return self.infer(timeout=timeout).copy()
+
+
+class Session:
+    """Shared memory and connections for one model on one server.
+
+    url: `host:port`, `http://host:port`, or `unix:///path/http.sock`.
+    slots: how many requests can be prepared or in flight at once; each has its memory
+        and its connection.
+    shapes: largest shape of inputs whose dimensions the model leaves open.
+    outputs: names of the outputs wanted (all if None), or their largest shapes by name.
+        Outputs of unknown size come over the wire.
+
+    Construction does nothing; `open`, `with` or the first use does. Thread-safe, but a
+    lease belongs to one thread at a time. An open session cannot be used in a forked
+    child. Raises `UsageError` for arguments that cannot work.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        version: str = "",
+        slots: int = 4,
+        shapes: Mapping[str, Iterable[int]] | None = None,
+        outputs: Iterable[str] | Mapping[str, Iterable[int]] | None = None,
+        connection: Connection | None = None,
+        timeouts: Timeouts | None = None,
+        region: RegionOptions | None = None,
+    ) -> None:
+        self._state = _State.NEW
+        if slots < 1:
+            raise UsageError(f"slots={slots}: a session needs at least one slot.")
+        self.url = url
+        self.model = model
+        self.version = version
+        self._slot_count = slots
+        self._shapes = shapes
+        self._outputs = outputs
+        self._timeouts = timeouts or Timeouts()
+        self._region_options = region or RegionOptions()
+        self._endpoint = Endpoint.parse(url)
+        self._requests = HttpRequests(
+            self._endpoint.host_header,
+            model,
+            version=version,
+            headers=(connection or Connection()).headers,
+        )
+        self._opening = threading.Lock()
+        self._connections = 0
+        self._registrations = 0
+
+    # --- opening and closing ----------------------------------------------------------
+
+    def open(self, *, wait: float | None = 0.0) -> Session:
+        """Ask for the model, make the memory, register it. Opening twice does nothing.
+
+        wait: seconds to keep trying while the server cannot be reached or the model is
+        loading; None for ever. Raises `ServerUnreachable`, `ModelNotReady`,
+        `OutOfSharedMemory`, `RegionNotVisible`, `SharedMemoryDisabled`, `UsageError`;
+        nothing is left behind then.
+        """
+        deadline = Deadline(check_timeout(wait, "wait"))
+        with self._opening:
+            while self._state is not _State.OPEN:
+                if self._state is not _State.NEW:
+                    raise self._unusable()
+                try:
+                    self._open()
+                except (ServerUnreachable, ModelNotReady) as error:
+                    if not error.retryable or deadline.has_passed:
+                        raise
+                    time.sleep(_OPEN_PAUSE)
+        return self
+
+    def _open(self) -> None:
+        remove_stale()
+        deadline = Deadline(self._timeouts.infer)
+        with contextlib.ExitStack() as undo:
+            channel = self._connect(deadline)
+            undo.callback(channel.close)
+            talk = control.discover(self._requests, self.model, version=self.version)
+            metadata = self._run(talk, channel, deadline)
+            layout = SlotLayout.plan(
+                metadata, shapes=self._shapes, outputs=self._outputs
+            )
+            memory = SessionMemory(
+                layout,
+                options=self._region_options,
+                server=self.url,
+                model=self.model,
+            )
+            undo.callback(memory.close)
+            slots = memory.make_slots(self._slot_count)
+            undo.callback(self._unregister, slots, channel)
+            for slot in slots:
+                self._register(slot, channel, deadline)
+            undo.pop_all()
+        # The slot that is handed out first inherits the connection.
+        slots[0].channel = channel
+        self._start(metadata, memory, slots)
+
+    def _start(
+        self, metadata: ModelMetadata, memory: SessionMemory, slots: Sequence[Slot]
+    ) -> None:
+        self._metadata = metadata
+        self._memory = memory
+        self._exchange = Exchange(self._requests, metadata)
+        self._pool = SlotPool(slots, spare=self._make_spare)
+        self._receiver = Receiver(self._exchange, self._endpoint, self._pool.release)
+        self._state = _State.OPEN
+        _open_sessions.add(self)
+
+    def _make_spare(self) -> list[Slot]:
+        return self._memory.make_slots(self._slot_count)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Hand out no more leases, unregister, remove the memory. Twice does nothing.
+
+        wait: first wait for the replies of requests in flight, for at most
+        `Timeouts.infer` seconds. Views that are still alive stay valid; leases still
+        held can only be released.
+        """
+        with self._opening:
+            was, self._state = self._state, _State.CLOSED
+        if was is not _State.OPEN:
+            self._state = was if was is _State.FORKED else _State.CLOSED
+            return
+        _open_sessions.discard(self)
+        self._pool.close()
+        deadline = Deadline(self._timeouts.infer if wait else 0.0)
+        while self._is_in_use_by_server() and not deadline.has_passed:
+            time.sleep(_CLOSE_PAUSE)
+        self._receiver.stop()
+        self._unregister(self._pool.slots, None)
+        for slot in self._pool.slots:
+            slot.close_memory()
+        self._memory.close()
+
+    def _is_in_use_by_server(self) -> bool:
+        return any(slot.server_hold for slot in self._pool.slots)
+
+    def __enter__(self) -> Session:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None) is _State.OPEN:
+            state = repr(self)
+            self.close(wait=False)
+            warnings.warn(
+                f"{state} was dropped without close; use it in a with block.",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    # --- use --------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """What the server says about the model; opens the session if need be."""
+        self._ensure_open()
+        return self._metadata
+
+    def lease(self, *, timeout: Timeout = DEFAULT) -> Lease:
+        """A free slot for this caller, waiting for at most `timeout` seconds.
+
+        `Timeouts.lease` if not given, None for ever. Callers are served in turn. Raises
+        `LeaseTimeout`, `PoolClosed`, and what `open` raises.
+        """
+        if self._state is not _State.OPEN:
+            self._ensure_open()
+        limit = self._timeouts.lease if timeout is DEFAULT else _limit(timeout)
+        return Lease(self, self._pool.acquire(limit))
+
+    def infer(
+        self, inputs: Mapping[str, Any], *, timeout: Timeout = DEFAULT
+    ) -> dict[str, Array]:
+        """The short form: copy inputs in, infer, copy outputs out.
+
+        timeout: seconds for all of it, waiting for a slot included; if not given, the
+        session's limits hold for each part. Raises what `lease`, `write` and
+        `Lease.infer` raise.
+        """
+        if timeout is DEFAULT:
+            with self.lease() as lease:
+                return lease._infer_copies(inputs, DEFAULT)
+        deadline = Deadline(_limit(timeout))
+        with self.lease(timeout=deadline.remaining) as lease:
+            return lease._infer_copies(inputs, deadline.remaining)
+
+    def warmup(self) -> None:
+        """Connect every free slot, and run the model once on each with zeros.
+
+        Slots of models whose input shapes are not known yet are only connected. Raises
+        what `infer` raises.
+        """
+        self._ensure_open()
+        leases: list[Lease] = []
+        try:
+            while (slot := self._pool.take()) is not None:
+                leases.append(Lease(self, slot))
+            for lease in leases:
+                self._warm(lease)
+        finally:
+            for lease in leases:
+                lease.release()
+
+    def _warm(self, lease: Lease) -> None:
+        slot = lease._slot
+        assert slot is not None
+        required = [each for each in slot.inputs.values() if not each.spec.optional]
+        if any(tensor.default is None for tensor in required):
+            self._make_ready(slot, 0, Deadline(self._timeouts.infer))
+            return
+        for tensor in required:
+            lease[tensor.name].fill(0)
+        lease.infer()
+
+    def stats(self) -> SessionStats:
+        """Counters since the session was opened, and the slots as they are now."""
+        if self._state is not _State.OPEN:
+            return SessionStats()
+        return SessionStats.collect(
+            self._pool,
+            self._memory,
+            self._receiver,
+            connections=self._connections,
+            registrations=self._registrations,
+        )
+
+    # --- one inference ----------------------------------------------------------------
+
+    def _infer(self, slot: Slot, given: int, limit: float | None) -> Result:
+        """Send and receive; whatever is raised, the slot's holds tell the truth."""
+        if self._state is not _State.OPEN:
+            raise self._unusable()
+        deadline = Deadline(limit)
+        slot.epoch = epoch = slot.epoch + 1
+        for _ in range(_TRIES):
+            channel = slot.channel
+            prepared = slot.prepared
+            wait = limit
+            if (
+                prepared is None
+                or prepared.given != given
+                or channel is None
+                or not channel.is_quiet
+            ):
+                channel = self._make_ready(slot, given, deadline)
+                wait = deadline.remaining
+            outcome = self._round_trip(slot, channel, wait, deadline)
+            if isinstance(outcome, Answer):
+                return Result(slot, epoch, outcome)
+            if outcome is Verdict.REGISTER_AGAIN:
+                slot.renew_registrations()
+        raise TransportError(
+            f"gave up after {_TRIES} tries: the connection was dead each time, or the"
+            " server did not know the memory just registered.",
+            hint="Is the server restarting, or does another client unregister"
+            " everybody's shared memory?",
+            retryable=True,
+        )
+
+    def _round_trip(
+        self,
+        slot: Slot,
+        channel: Channel,
+        wait: float | None,
+        deadline: Deadline,
+    ) -> Answer | Verdict:
+        exchange = self._exchange
+        try:
+            if not channel.send(exchange.begin(slot)):
+                exchange.withdraw(slot)
+                return Verdict.SEND_AGAIN
+            data = channel.receive(wait)
+            answer = exchange.matches(slot, data)
+            if answer is not None:
+                return answer
+            return exchange.accept(slot, channel.finish(data, deadline), data)
+        except InferTimeout:
+            # The reply may still come, and then frees the slot.
+            raise
+        except BaseException:
+            # A reply that cannot be trusted; or Ctrl-C, after which nobody knows
+            # whether a reply had been read.
+            if slot.server_hold:
+                channel.close()
+            raise
+
+    def _make_ready(self, slot: Slot, given: int, deadline: Deadline) -> Channel:
+        """Connect, register and prepare what the slot lacks."""
+        channel = slot.channel
+        if channel is None or not channel.is_quiet:
+            if channel is not None:
+                channel.close()
+            channel = slot.channel = self._connect(deadline)
+        for tensor, nbytes in self._exchange.outgrown(slot, given):
+            self._grow(slot, tensor, nbytes)
+        if slot.obsolete or any(slot.unregistered()):
+            self._register(slot, channel, deadline)
+        if slot.prepared is None or slot.prepared.given != given:
+            self._exchange.prepare(slot, given)
+        return channel
+
+    # --- what leases ask for ----------------------------------------------------------
+
+    def _give_back(self, slot: Slot) -> None:
+        slot.epoch += 1
+        slot.leased = False
+        if not slot.server_hold:
+            self._pool.release(slot)
+        elif self._state is not _State.FORKED:
+            self._receiver.watch(slot)
+
+    def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
+        self._memory.grow(slot, tensor, nbytes)
+
+    # --- talking to the server --------------------------------------------------------
+
+    def _connect(self, deadline: Deadline) -> HttpConnection:
+        limit = deadline.within(self._timeouts.connect)
+        connection = HttpConnection.open(self._endpoint, limit)
+        self._connections += 1
+        return connection
+
+    @staticmethod
+    def _run(talk: control.Talk[T], channel: Channel, deadline: Deadline) -> T:
+        """Drive a talk to its end."""
+        reply = None
+        while True:
+            try:
+                step = talk.send(reply)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            if isinstance(step, control.Pause):
+                reply = None
+                time.sleep(step.seconds)
+            else:
+                reply = channel.call(step, deadline)
+
+    def _register(self, slot: Slot, channel: Channel, deadline: Deadline) -> None:
+        self._registrations += sum(1 for _ in slot.unregistered())
+        self._run(control.register(self._requests, slot), channel, deadline)
+
+    def _unregister(self, slots: Iterable[Slot], channel: Channel | None) -> None:
+        """Take back what the server holds no request on; errors change nothing."""
+        deadline = Deadline(self._timeouts.connect)
+        with contextlib.suppress(ShmlaneError):
+            if channel is None or not channel.is_open:
+                channel = self._connect(deadline)
+            for slot in slots:
+                if not slot.server_hold:
+                    talk = control.unregister(self._requests, slot)
+                    self._run(talk, channel, deadline)
+        if channel is not None:
+            channel.close()
+
+    # --- state ------------------------------------------------------------------------
+
+    def _ensure_open(self) -> None:
+        if self._state is not _State.OPEN:
+            self.open()
+
+    def _unusable(self) -> ShmlaneError:
+        if self._state is _State.FORKED:
+            return ForkedSession(
+                "this session was opened before a fork; its memory and connections"
+                " belong to the parent process.",
+                hint="Open a session of its own in each process, after the fork.",
+            )
+        return PoolClosed(f"the session for {self.model!r} is closed.")
+
+    def __repr__(self) -> str:
+        state = self._state.value
+        slots = f", {self._pool!r}" if self._state is _State.OPEN else ""
+        return f"<Session {self.model!r} at {self.url} {state}{slots}>"
+
+
+def _limit(timeout: Timeout) -> float | None:
+    assert not isinstance(timeout, Default)
+    return check_timeout(timeout)
+
+
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    for session in list(_open_sessions):
+        session.close(wait=False)
+
+
+def _disown_in_child() -> None:
+    for session in list(_open_sessions):
+        session._state = _State.FORKED
+    _open_sessions.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_in_child)

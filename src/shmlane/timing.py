@@ -1,0 +1,82 @@
+"""Time limits: what callers may say, and the one deadline that a call keeps.
+
+Owns the meaning of timeouts (seconds, None for no limit). Refuses to wait.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+from .errors import UsageError
+
+
+class Default(Enum):
+    """Marks an argument that was not given where None means "no limit"."""
+
+    DEFAULT = "default"
+
+    def __repr__(self) -> str:
+        return "DEFAULT"
+
+
+DEFAULT = Default.DEFAULT
+Timeout = float | None | Default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Limits in seconds. None waits for ever and has to be asked for.
+
+    connect: making a connection, retries included. lease: waiting for a free slot.
+    infer: one inference, from making ready to the last byte of the reply.
+    """
+
+    connect: float | None = 2.0
+    lease: float | None = 5.0
+    infer: float | None = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("connect", "lease", "infer"):
+            check_timeout(getattr(self, name), name)
+
+
+def check_timeout(value: float | None, name: str = "timeout") -> float | None:
+    """`value` if it is None or a number of seconds >= 0, else `UsageError`."""
+    if value is not None and not 0 <= value < math.inf:
+        raise UsageError(
+            f"{name}={value!r} is not a time limit: give seconds >= 0, or None to wait"
+            " for ever."
+        )
+    return value
+
+
+class Deadline:
+    """A point in time that one call must not pass, whatever it waits for."""
+
+    __slots__ = ("limit", "when")
+
+    def __init__(self, limit: float | None) -> None:
+        self.limit = limit
+        self.when = math.inf if limit is None else time.monotonic() + limit
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds left, 0 when it has passed, None when there is no end."""
+        if self.limit is None:
+            return None
+        return max(0.0, self.when - time.monotonic())
+
+    @property
+    def has_passed(self) -> bool:
+        return self.limit is not None and time.monotonic() >= self.when
+
+    def within(self, limit: float | None) -> Deadline:
+        """The earlier of this deadline and `limit` seconds from now."""
+        other = Deadline(limit)
+        return other if other.when < self.when else self
+
+    def __repr__(self) -> str:
+        return f"<Deadline {self.remaining} of {self.limit} s left>"
