@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from shmlane.cli import serve
+from shmlane.cli import demo, serve
 
 app = typer.Typer(
     name="shmlane",
@@ -24,4 +24,5 @@ def _commands() -> None:
     """Triton inference through shared memory."""
 
 
+app.command()(demo.demo)
 app.command()(serve.serve)
