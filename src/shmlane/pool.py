@@ -97,7 +97,9 @@ class SlotPool:
 
         With live views it is pinned until they die. Called from finalisers too.
         """
-        if slot.is_at_rest:
+        if self._closed:
+            slot.close()
+        elif slot.is_at_rest:
             self._free.append(slot)
         else:
             self._pinned.append(slot)

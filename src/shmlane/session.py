@@ -224,7 +224,7 @@ class Session:
         self._receiver.stop()
         self._unregister(self._pool.slots, None)
         for slot in self._pool.slots:
-            slot.close_memory()
+            slot.close()
         self._memory.close()
 
     def _is_in_use_by_server(self) -> bool:

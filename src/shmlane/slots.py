@@ -317,13 +317,21 @@ class Slot:
     def unregistered(self) -> Iterator[Registration]:
         return (each for each in self.registrations if not each.is_live)
 
-    def close_memory(self) -> None:
-        """Let go of channel and extensions; the shared region is not the slot's."""
+    def close(self) -> None:
+        """Let go of the connection and, unless somebody holds the slot, of the memory.
+
+        The session is over. A request that the server still holds loses its connection;
+        what the server writes then goes to memory that nobody else will ever see.
+        """
         if self.channel is not None:
             self.channel.close()
             self.channel = None
         for registration in self.extensions.values():
             registration.region.close()
+        if not self.leased and not self.server_hold:
+            self.record = _NOTHING
+            for tensor in self.tensors:
+                tensor.array = tensor.root = _NOTHING
 
     def __repr__(self) -> str:
         return f"<Slot {self.index} {self.label.value} generation {self.generation}>"
