@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from shmlane.cli import demo, serve
+from shmlane.cli import bench, demo, serve
 
 app = typer.Typer(
     name="shmlane",
@@ -24,5 +24,6 @@ def _commands() -> None:
     """Triton inference through shared memory."""
 
 
+app.command()(bench.bench)
 app.command()(demo.demo)
 app.command()(serve.serve)

@@ -35,10 +35,6 @@ _Unix = typer.Option(help="Serve HTTP on this Unix socket and on no port.")
 _Rest = typer.Argument(metavar="[-- OPTIONS]", help="Options for tritonserver itself.")
 
 
-class _StopRequested(BaseException):
-    """Somebody asked for the end; not an error, so that no handler takes it for one."""
-
-
 def serve(
     http_port: Annotated[int, _Port] = 0,
     grpc_port: Annotated[int, _Port] = 0,
@@ -52,7 +48,7 @@ def serve(
     Prints one line of JSON on stdout when it is ready. Without models of its own it
     serves the demo models sink and identity.
     """
-    with contextlib.suppress(_StopRequested), _stop_on_signals():
+    with contextlib.suppress(KeyboardInterrupt), _stop_on_signals():
         wanted = demo or ([] if model_repository else ECHO_MODELS)
         server = TritonServer(
             [*(model_repository or ()), *demo_models(*wanted)],
@@ -69,12 +65,12 @@ def serve(
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[None]:
-    """Raise in the main thread on the first signal; the end itself is not disturbed."""
+    """SIGTERM is Ctrl-C too, and only the first of either: the end is not disturbed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
-        raise _StopRequested
+        raise KeyboardInterrupt
 
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, stop) for number in numbers}

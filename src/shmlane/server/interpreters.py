@@ -24,6 +24,7 @@ from shmlane.errors import InstallFailed
 # The wheel has stubs for 3.8 to 3.13; the last NumPy before 2 has wheels to 3.12.
 MODEL_VERSIONS = ("3.12", "3.11", "3.10", "3.9")
 
+_SYSTEM_PYTHON = "/usr/bin/python3"
 _INSTALL_TIMEOUT = 900.0
 _PROBE_TIMEOUT = 20.0
 _PIP_SERVES_OTHERS = (22, 3)
@@ -85,7 +86,7 @@ def find_model_interpreter() -> Interpreter:
 def _candidates() -> Iterator[str]:
     names = [sys.executable, *(f"python{v}" for v in MODEL_VERSIONS), "python3"]
     seen = set()
-    for name in [*names, "/usr/bin/python3"]:
+    for name in [*names, _SYSTEM_PYTHON]:
         path = shutil.which(name) if name else None
         if path and path not in seen:
             seen.add(path)
@@ -176,6 +177,8 @@ def make_environment(folder: Path, packages: Sequence[str], *, python: str) -> N
 
 def install_packages(python: Path, packages: Sequence[str]) -> None:
     """Add packages to the environment whose interpreter is `python`."""
+    if not packages:
+        return
     installer = find_installer()
     if installer.is_uv:
         command = [*installer.command, "pip", "install", "--python", str(python)]

@@ -21,11 +21,13 @@ from shmlane.server.models import check_repository, serves_python
 
 _LOG_TAIL_LINES = 30
 _LOG_SHOWN_LINES = 12
-# Triton ends a failed start with a page of tables; these lines tell what was wrong.
-_COMPLAINT = re.compile(
-    r"^E\d{4} (?!.*CudaDriver)|^error|UNAVAILABLE|^cannot run|already in use"
-)
 _POLL_INTERVAL = 0.02
+# A failed start prints pages of tables or options; these lines say what was wrong.
+_COMPLAINT = re.compile(
+    r"^E\d{4} (?!.*CudaDriver)|^error|^cannot run|already in use|UNAVAILABLE"
+    r"|unrecognized option|^(invalid|bad) (option|value)",
+    re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -216,7 +216,8 @@ class TritonServer:
         )
         process = launch.run()
         self._process, self._ports = process, ports
-        weakref.finalize(self, process.stop)
+        # A server that was forgotten ends with its handle, at the latest on exit.
+        weakref.finalize(self, process.kill)
 
     @property
     def _address(self) -> Address:

@@ -44,4 +44,5 @@ class TritonPythonModel:
 
 def failure(message: str) -> Any:
     """A reply that carries an error."""
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message))
+    error = pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
+    return pb_utils.InferenceResponse(error=error)
