@@ -61,13 +61,15 @@ def no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
     files, regions = _region_files(), _registered(servers)
     yield
     gc.collect()
+
+    def leftovers() -> set[str]:
+        stale = {str(path) for path in _region_files() - files if _is_ownerless(path)}
+        return stale | (_registered(servers) - regions)
+
     eventually(
-        lambda: not any(map(_is_ownerless, _region_files() - files)),
-        f"no region file is left beside {sorted(map(str, files))}",
-    )
-    eventually(
-        lambda: _registered(servers) <= regions,
-        f"no region is registered beside {sorted(regions)}",
+        lambda: not leftovers(),
+        lambda: f"nothing is left behind, but there is {sorted(leftovers())}",
+        timeout=5.0,
     )
 
 

@@ -23,6 +23,7 @@ from shmlane.errors import InstallFailed, UnsupportedPlatform
 _MARKER = ".complete"
 _LOCK_TIMEOUT = 900.0
 _LOCK_POLL = 0.1
+_LOCK_QUIET = 1.0
 
 
 def cache_root() -> Path:
@@ -124,16 +125,17 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _wait_for_lock(take: Callable[[], None], path: Path) -> None:
-    deadline = time.monotonic() + _LOCK_TIMEOUT
+    started = time.monotonic()
     announced = False
     while True:
         try:
             return take()
         except BlockingIOError:
-            if not announced:
-                say(f"waiting for another process that holds {path}")
-                announced = True
-        if time.monotonic() > deadline:
+            waited = time.monotonic() - started
+        if waited > _LOCK_QUIET and not announced:
+            say(f"waiting for another process that holds {path}")
+            announced = True
+        if waited > _LOCK_TIMEOUT:
             raise InstallFailed(
                 f"Another process has held {path} for {_LOCK_TIMEOUT:.0f} s.",
                 hint="See what it does (fuser names it) and try again.",
