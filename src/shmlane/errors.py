@@ -189,3 +189,7 @@ class InstallFailed(LocalServerError):
 
 class ServerStartFailed(LocalServerError):
     """A tritonserver did not become ready; `context` has the end of its `log`."""
+
+
+class ContenderFailed(LocalServerError):
+    """A contender of a benchmark did not start, broke off or fell silent."""

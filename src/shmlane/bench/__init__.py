@@ -1,0 +1,47 @@
+"""Measuring shmlane against other clients of the same server, fairly.
+
+`make_plan` says what, `run` measures it, `render_table` shows it::
+
+    plan = make_plan(contenders=["shmlane-http", "cpp-grpc"], payloads=["yolov8"])
+    with own_servers(plan) as servers:
+        report = run(plan, servers=servers, progress=print)
+    ratio = report.ratio("shmlane-http", "cpp-grpc", payload="yolov8", concurrency=1)
+
+Every contender runs in a process of its own; perf_analyzer and tritonclient are
+installed into the cache on first use and never imported here.
+"""
+
+from __future__ import annotations
+
+from shmlane.bench.plan import (
+    CONTENDERS,
+    PAYLOADS,
+    Cell,
+    Contender,
+    Payload,
+    Plan,
+    make_plan,
+)
+from shmlane.bench.report import Ratio, Report, Result, Sample, Spread
+from shmlane.bench.rounds import run
+from shmlane.bench.servers import Servers, own_servers
+from shmlane.bench.table import render_table
+
+__all__ = [
+    "CONTENDERS",
+    "PAYLOADS",
+    "Cell",
+    "Contender",
+    "Payload",
+    "Plan",
+    "Ratio",
+    "Report",
+    "Result",
+    "Sample",
+    "Servers",
+    "Spread",
+    "make_plan",
+    "own_servers",
+    "render_table",
+    "run",
+]

@@ -1,0 +1,75 @@
+"""The server's own account of a model: how many inferences, and how long each took.
+
+Owns two readings of Triton's HTTP API. Each opens a connection of its own, so that
+none is left for the server to serve while it is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from shmlane.errors import ServerUnreachable
+from shmlane.server.health import Address, call
+
+_UNIX = "unix://"
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+    """Totals since the server started, or between two readings of them."""
+
+    inferences: int
+    failures: int
+    busy_ns: int
+
+    def __sub__(self, earlier: Count) -> Count:
+        return Count(
+            self.inferences - earlier.inferences,
+            self.failures - earlier.failures,
+            self.busy_ns - earlier.busy_ns,
+        )
+
+    @property
+    def mean_us(self) -> float | None:
+        """Mean time that an inference spent in the server, from queue to reply."""
+        return self.busy_ns / self.inferences / 1e3 if self.inferences else None
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerStats:
+    """Reads the totals of one model; `url` is `127.0.0.1:port` or `unix:///path`."""
+
+    url: str
+    model: str
+
+    def read(self) -> Count:
+        """All versions of the model together, as of now."""
+        models = self._get(f"/v2/models/{self.model}/stats")["model_stats"]
+        done = [model["inference_stats"] for model in models]
+        return Count(
+            sum(part["success"]["count"] for part in done),
+            sum(part["fail"]["count"] for part in done),
+            sum(part["success"]["ns"] for part in done),
+        )
+
+    def server_version(self) -> str:
+        """Triton's version, such as `2.51.0`."""
+        return str(self._get("/v2")["version"])
+
+    def _get(self, path: str) -> dict[str, Any]:
+        reply = call(_address(self.url), path)
+        if reply is None or reply[0] != 200 or not isinstance(reply[1], dict):
+            raise ServerUnreachable(
+                f"The server at {self.url} answered {path} with "
+                f"{'nothing' if reply is None else reply}.",
+                hint="See whether it still runs and has the model.",
+                url=self.url,
+            )
+        return reply[1]
+
+
+def _address(url: str) -> Address:
+    if url.startswith(_UNIX):
+        return Address(unix_socket=url.removeprefix(_UNIX))
+    return Address(int(url.rpartition(":")[2]))

@@ -1,0 +1,70 @@
+"""`shmlane bench`: its arguments, its output and its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_FAILED = 1
+
+_Quick = typer.Option("--quick", help="Short rounds, fewer of them: some two minutes.")
+_Json = typer.Option("--json", dir_okay=False, help="Write the numbers here as well.")
+_Contenders = typer.Option(metavar="A,B", help="Only these clients; a wrong one lists.")
+_Payloads = typer.Option(metavar="P,Q", help="Of tiny, resnet50, yolov8.")
+_Concurrency = typer.Option(metavar="1,16", help="Requests in flight.")
+_Rounds = typer.Option(min=1, help="15 if not given, or what --quick allows.")
+_Fill = typer.Option("--fill", help="Write the whole input in every call.")
+_Seed = typer.Option(help="Repeats the order of an earlier run.")
+
+
+def bench(
+    quick: Annotated[bool, _Quick] = False,
+    json_file: Annotated[Path | None, _Json] = None,
+    contenders: Annotated[str | None, _Contenders] = None,
+    payloads: Annotated[str | None, _Payloads] = None,
+    concurrency: Annotated[str | None, _Concurrency] = None,
+    rounds: Annotated[int | None, _Rounds] = None,
+    fill: Annotated[bool, _Fill] = False,
+    seed: Annotated[int | None, _Seed] = None,
+) -> None:
+    """Compare clients of one server, each in a process of its own, round by round.
+
+    Exit code 1 if a client could not be measured or got a wrong value.
+    """
+    from shmlane.bench import make_plan, own_servers, render_table, run
+    from shmlane.server.cache import say
+
+    plan = make_plan(
+        contenders=_names(contenders),
+        payloads=_names(payloads),
+        concurrency=_numbers(concurrency),
+        rounds=rounds,
+        fill=fill,
+        quick=quick,
+        seed=seed,
+    )
+    with own_servers(plan) as servers:
+        report = run(plan, servers=servers, progress=say)
+    typer.echo(render_table(report), nl=False)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+    if not report.is_complete:
+        raise typer.Exit(_FAILED)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    names = _names(text)
+    try:
+        return None if names is None else [int(name) for name in names]
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not a list of numbers such as 1,16.",
+            param_hint="--concurrency",
+        ) from None
