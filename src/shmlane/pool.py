@@ -89,7 +89,6 @@ class SlotPool:
         slot = self.take()
         if slot is not None and not self._closed:
             return slot
-        self._check_open()
         return self._take_spare() or self._wait_in_turn(timeout)
 
     def release(self, slot: Slot) -> None:
@@ -166,6 +165,7 @@ class SlotPool:
         """
         spare = None
         with self._lock:
+            self._check_open()
             self._watch_pinned()
             self._count_deaths()
             if self._free and not self._waiters:
@@ -230,6 +230,8 @@ class SlotPool:
                 self._lock.release()
 
     def _has_work(self) -> bool:
+        if self._closed:
+            return False
         if self._deaths:
             return True
         if self._waiters:

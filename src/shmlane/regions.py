@@ -88,6 +88,7 @@ class Region:
         self.nbytes = round_up(max(nbytes, len(header)), PAGE_BYTES)
         self._owner = os.getpid()
         self._lock = -1
+        self._mapping: mmap.mmap | None = None
         try:
             self._mapping = self._create(header, options)
         except OSError as error:
@@ -120,15 +121,16 @@ class Region:
                 f"bytes {offset} to {offset + nbytes} lie outside region {self.name}"
                 f" of {self.nbytes} bytes."
             )
+        if self._mapping is None:
+            raise RegionError(f"region {self.name} is closed.")
         return np.frombuffer(self._mapping, np.uint8, nbytes, offset)
 
     def close(self) -> None:
         """Take the name away and let go of the memory; live arrays stay valid."""
         self._unlink()
         self._drop_lock()
-        # An exported buffer (a live array) keeps the mapping until it dies.
-        with contextlib.suppress(BufferError):
-            self._mapping.close()
+        # Live arrays refer to the mapping too: the last of them unmaps it.
+        self._mapping = None
 
     def __repr__(self) -> str:
         state = "open" if self._unlink.alive else "closed"
