@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -196,13 +197,12 @@ class Session:
         self._metadata = metadata
         self._memory = memory
         self._exchange = Exchange(self._requests, metadata)
-        self._pool = SlotPool(slots, spare=self._make_spare)
+        # Nothing here refers back to the session: dropping it ends it at once.
+        spare = functools.partial(memory.make_slots, self._slot_count)
+        self._pool = SlotPool(slots, spare=spare)
         self._receiver = Receiver(self._exchange, self._endpoint, self._pool.release)
         self._state = _State.OPEN
         _open_sessions.add(self)
-
-    def _make_spare(self) -> list[Slot]:
-        return self._memory.make_slots(self._slot_count)
 
     def close(self, *, wait: bool = True) -> None:
         """Hand out no more leases, unregister, remove the memory. Twice does nothing.
