@@ -1,0 +1,143 @@
+"""What the tests of sessions share: the models they ask for, and how they look at it.
+
+Owns the repository of Python models, clients in processes of their own, and the state
+that must hold after every fault. Refuses to start servers.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shmlane import Session, SessionStats
+from shmlane.layout import DTYPES
+from shmlane.server import TritonServer
+from tests.polling import eventually
+
+Array = npt.NDArray[Any]
+SHM = Path("/dev/shm")
+CLIENT_TIMEOUT = 30.0
+
+_PROGRAM = Path(__file__).with_name("session_model.py")
+_ROWS = """\
+max_batch_size: 8
+input [
+  { name: "VALUES" data_type: TYPE_FP32 dims: [ 3 ] },
+  { name: "MARKS" data_type: TYPE_INT8 dims: [ 2 ] optional: true }
+]
+output [
+  { name: "SUMS" data_type: TYPE_FP32 dims: [ 1 ] },
+  { name: "MARKED" data_type: TYPE_INT8 dims: [ 2 ] }
+]
+"""
+_MOODY = """\
+input [{ name: "ORDER" data_type: TYPE_INT32 dims: [ 3 ] }]
+output [{ name: "REPLY" data_type: TYPE_INT32 dims: [ -1 ] }]
+"""
+
+
+def write_models(folder: Path, *names: str) -> Path:
+    """A model repository with the named models: `rows`, `types`, `moody`."""
+    configs = {"rows": _ROWS, "types": _types(), "moody": _MOODY}
+    for name in names:
+        version = folder / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_bytes(_PROGRAM.read_bytes())
+        (folder / name / "config.pbtxt").write_text(
+            f'name: "{name}"\nbackend: "python"\n{configs[name]}'
+        )
+    return folder
+
+
+def _types() -> str:
+    """One input and one output of each datatype."""
+    return "\n".join(
+        f'{kind} [{{ name: "{prefix}_{datatype}" data_type: TYPE_{datatype}'
+        " dims: [ -1 ] }]"
+        for kind, prefix in (("input", "IN"), ("output", "OUT"))
+        for datatype in DTYPES
+    )
+
+
+# --- asking ---------------------------------------------------------------------------
+
+
+def frame(last: float, *, size: int = 8) -> Array:
+    """An input for `sink` and `identity` that ends with `last`."""
+    array = np.zeros((1, 1, 1, size), np.float32)
+    array[..., -1] = last
+    return array
+
+
+def order(token: int, *, count: int = 1, milliseconds: int = 0) -> Array:
+    """An input for `moody`."""
+    return np.array([token, count, milliseconds], np.int32)
+
+
+def sink(session: Session, value: float, *, size: int = 8) -> float:
+    """What `sink` makes of `value`, through the short form."""
+    output = session.infer({"INPUT__0": frame(value, size=size)})["OUTPUT__0"]
+    return float(output[0])
+
+
+# --- looking --------------------------------------------------------------------------
+
+
+def region_files() -> set[Path]:
+    """The region files that exist now, whoever made them."""
+    return set(SHM.glob("shmlane.*"))
+
+
+def registered(server: TritonServer) -> set[str]:
+    """Names of the regions that the server knows."""
+    _, regions = server.call("/v2/systemsharedmemory/status")
+    return {region["name"] for region in regions}
+
+
+def all_free(session: Session, *, timeout: float = 10.0) -> SessionStats:
+    """The session's counters once every slot is free again."""
+
+    def free() -> SessionStats | None:
+        stats = session.stats()
+        return stats if stats.free == stats.slots > 0 else None
+
+    stats = eventually(free, f"all slots of {session!r} are free", timeout=timeout)
+    assert stats is not None
+    return stats
+
+
+# --- clients in other processes -------------------------------------------------------
+
+
+def start_client(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """Python running `script`, in which every warning is an error."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", script, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_client(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The same, run to its end."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=CLIENT_TIMEOUT,
+        check=False,
+    )
+
+
+def kill(client: subprocess.Popen[str]) -> None:
+    """End a client as a crash would."""
+    client.send_signal(signal.SIGKILL)
+    client.communicate(timeout=CLIENT_TIMEOUT)
