@@ -184,7 +184,7 @@ class LocalServerError(ShmlaneError, RuntimeError):
 
 
 class InstallFailed(LocalServerError):
-    """A tritonserver, an interpreter or packages are missing and cannot be installed."""
+    """A server, an interpreter or packages are missing and cannot be installed."""
 
 
 class ServerStartFailed(LocalServerError):
