@@ -20,8 +20,9 @@ _MAX_HEAD_BYTES = 64 << 10
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 # Triton does not decode escapes in paths: what would need one cannot be sent.
 _PATH_NAME = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@-]+")
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n]*)?")
-_HEADER_LINE = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*([^\r\n\0]*)")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n\0]*)?")
+# Space around a value is cut off later: matched here, it could be tried at every byte.
+_HEADER_LINE = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):([^\r\n\0]*)")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
@@ -210,10 +211,6 @@ class ReplyParser:
         self._body = bytearray()
         self._max_body_bytes = max_body_bytes
 
-    @property
-    def is_started(self) -> bool:
-        return self._head is not None or bool(self._buffer)
-
     def feed(self, data: bytes | bytearray | memoryview) -> HttpReply | None:
         self._buffer += data
         while self._head is None:
@@ -231,10 +228,8 @@ class ReplyParser:
 
     def _read_head(self) -> bool:
         """True when a head was taken from the buffer; it may be an interim one."""
-        end = self._buffer.find(b"\r\n\r\n")
+        end = self._find_end(b"\r\n\r\n", 0, "head")
         if end < 0:
-            if len(self._buffer) > _MAX_HEAD_BYTES:
-                raise ProtocolError(f"a reply head exceeds {_MAX_HEAD_BYTES} bytes.")
             self._check_beginning()
             return False
         lines = bytes(self._buffer[:end]).split(b"\r\n")
@@ -246,11 +241,24 @@ class ReplyParser:
         headers = _parse_headers(lines[1:])
         if 100 <= status < 200 and status != 101:
             return True
-        self._length = _body_length(headers)
+        self._length = _body_length(match[1], headers)
         if self._length is not None and self._length > self._max_body_bytes:
             raise ProtocolError(f"a reply announces {self._length} bytes.")
         self._head = (status, headers, _keeps_alive(match[1], headers))
         return True
+
+    def _find_end(self, mark: bytes, start: int, what: str) -> int:
+        """Where `mark` ends the lines that begin at `start`, -1 if it has not come.
+
+        Their length is limited alike whether they came at once or byte by byte.
+        """
+        end = self._buffer.find(mark, start)
+        least = len(self._buffer) + 1 if end < 0 else end + len(mark)
+        if least - start > _MAX_HEAD_BYTES:
+            raise ProtocolError(
+                f"the {what} of a reply exceeds {_MAX_HEAD_BYTES} bytes."
+            )
+        return end
 
     def _check_beginning(self) -> None:
         # Not waiting for more of what can never become a reply.
@@ -266,7 +274,7 @@ class ReplyParser:
         return len(self._body) == self._length
 
     def _read_chunks(self) -> bool:
-        while (end := self._buffer.find(b"\r\n")) >= 0:
+        while (end := self._find_end(b"\r\n", 0, "chunk size")) >= 0:
             match = _CHUNK_SIZE.fullmatch(self._buffer[:end])
             if match is None:
                 raise ProtocolError("a chunk does not start with its size.")
@@ -282,18 +290,17 @@ class ReplyParser:
                 raise ProtocolError("a chunk does not end where it should.")
             self._body += self._buffer[end + 2 : stop]
             del self._buffer[: stop + 2]
-        if len(self._buffer) > _MAX_HEAD_BYTES:
-            raise ProtocolError("a chunk size exceeds its limit.")
         return False
 
     def _read_trailers(self, end: int) -> bool:
         """The last chunk is next in the buffer; its size line ends at `end`."""
-        stop = self._buffer.find(b"\r\n\r\n", end)
+        stop = self._find_end(b"\r\n\r\n", end, "trailer")
         if stop < 0:
-            if len(self._buffer) - end > _MAX_HEAD_BYTES:
-                raise ProtocolError("the trailers of a reply exceed their limit.")
             return False
+        _parse_headers(bytes(self._buffer[end:stop]).split(b"\r\n")[1:])
         del self._buffer[: stop + 4]
+        # Known now: whatever is fed from here on is behind the end, not a next chunk.
+        self._length = len(self._body)
         return True
 
 
@@ -304,7 +311,7 @@ def _parse_headers(lines: Iterable[bytes]) -> dict[str, str]:
         if match is None:
             raise ProtocolError(f"this is not a header line: {line[:80]!r}")
         name = match[1].decode("ascii").lower()
-        value = match[2].decode("latin-1").rstrip(" \t")
+        value = match[2].decode("latin-1").strip(" \t")
         if name in headers:
             if name in ("content-length", "transfer-encoding"):
                 raise ProtocolError(f"a reply has two {name} headers.")
@@ -313,12 +320,13 @@ def _parse_headers(lines: Iterable[bytes]) -> dict[str, str]:
     return headers
 
 
-def _body_length(headers: Mapping[str, str]) -> int | None:
+def _body_length(minor: bytes, headers: Mapping[str, str]) -> int | None:
     """Bytes of the body, None for chunked; anything less certain is refused."""
     encoding = headers.get("transfer-encoding")
     length = headers.get("content-length")
     if encoding is not None:
-        if encoding.lower() != "chunked" or length is not None:
+        # HTTP/1.0 has no chunks: what passed it on may not know that these are some.
+        if encoding.lower() != "chunked" or length is not None or minor == b"0":
             raise ProtocolError(f"a reply is framed as {encoding!r} and {length!r}.")
         return None
     if length is None or not _DIGITS.fullmatch(length):
