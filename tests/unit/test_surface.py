@@ -108,6 +108,12 @@ def test_error_says_what_it_means_and_has_the_root(cls: type[Exception]) -> None
 
 
 @pytest.mark.parametrize("cls", ERRORS)
+def test_error_is_listed_in_the_docs(cls: type[Exception]) -> None:
+    listed = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert f"`{cls.__name__}`" in listed or f"`shmlane.{cls.__name__}`" in listed
+
+
+@pytest.mark.parametrize("cls", ERRORS)
 def test_error_survives_pickling_with_hint_and_context(
     cls: type[errors.ShmlaneError],
 ) -> None:
