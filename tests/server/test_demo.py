@@ -88,7 +88,7 @@ def test_a_failed_check_is_exit_code_one(
     text = Text(boxes=[], lines=3, lines_found=2, picture=tmp_path / "page.png")
     checks = [Check("one", passed=True), Check("two", passed=False)]
     findings = Findings(classes=[], text=text, checks=checks)
-    outcome = program.Outcome("2.51.0", findings, checks, seconds=1.0)
+    outcome = program.Outcome("2.51.0", findings, checks, None, seconds=1.0)
     monkeypatch.setattr(program, "run", lambda folder, *, quiet, with_bench: outcome)
     assert CliRunner().invoke(app, arguments).exit_code == 1
 

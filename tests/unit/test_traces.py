@@ -13,6 +13,7 @@ import pytest
 
 from shmlane.demo import traces
 from shmlane.demo.traces import Traces
+from shmlane.regions import Region
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -51,6 +52,14 @@ def test_a_file_that_somebody_maps_is_in_use_and_not_left(shared_file: Path) -> 
     ):
         assert f"file {shared_file}" not in before.left()
     assert f"file {shared_file}" in before.left()
+
+
+def test_a_region_of_a_living_process_is_not_counted() -> None:
+    before = Traces()
+    region = Region(4096, header=b"")
+    assert f"file {region.path}" not in before.left()
+    region.close()
+    assert f"file {region.path}" not in before.left()
 
 
 def test_a_child_process_counts_until_it_ends() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import shmlane
-from shmlane.demo import show
+from shmlane.demo import clients, show
 from shmlane.demo.look import Check, Findings, look
 from shmlane.demo.traces import Traces
 from shmlane.server import TritonServer, demo_models
@@ -19,6 +19,8 @@ from shmlane.server.cache import say
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from shmlane.bench import Report
 
 PICTURE = "shmlane-demo.png"
 
@@ -30,6 +32,7 @@ class Outcome:
     server_version: str
     findings: Findings
     checks: list[Check]
+    report: Report | None
     seconds: float
 
     @property
@@ -62,6 +65,7 @@ class Outcome:
                 }
                 for check in self.checks
             ],
+            "bench": None if self.report is None else self.report.to_json(),
         }
 
 
@@ -79,8 +83,15 @@ def run(folder: Path, *, quiet: bool, with_bench: bool) -> Outcome:
         version = server.version
         findings = look(server.http_url, picture=folder.absolute() / PICTURE)
     show.show_findings(console, findings)
+    checks = list(findings.checks)
+    report = None
+    if with_bench:
+        say("comparing clients of the same server, about a minute …")
+        report = clients.compare()
+        show.show_clients(console, report)
+        checks.append(clients.check(report))
     left = traces.left()
     claim = "nothing left in /dev/shm, no process left"
-    checks = [*findings.checks, Check(claim, not left, ", ".join(left))]
+    checks.append(Check(claim, not left, ", ".join(left)))
     show.show_checks(console, checks)
-    return Outcome(version, findings, checks, time.monotonic() - started)
+    return Outcome(version, findings, checks, report, time.monotonic() - started)

@@ -11,12 +11,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
+from shmlane.demo.clients import PAYLOAD, ROUNDS, rows
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shmlane.bench import Report
     from shmlane.demo.look import Check, Findings
 
 _WIDTH = 80
+_READING = (
+    "x C++: median latency over that of C++ perf_analyzer HTTP; below 1 is faster. CPU:"
+    " what the client spends on one request. All but the first two rows use shared"
+    f" memory. Medians of {ROUNDS} short rounds in random order."
+)
 
 
 def make_console(*, quiet: bool) -> Console:
@@ -46,10 +54,39 @@ def show_checks(console: Console, checks: Sequence[Check]) -> None:
     """Every comparison with its outcome."""
     _heading(console, "Checks")
     table = _plain_table()
+    table.add_column()
+    table.add_column(no_wrap=True)
     for check in checks:
         verdict = Line("ok", "green") if check.passed else Line("FAILED", "bold red")
         table.add_row(verdict, check.claim, check.detail)
     console.print(table)
+
+
+def show_clients(console: Console, report: Report) -> None:
+    """The table of clients and what to know when reading it."""
+    size = PAYLOAD.nbytes / 1e6
+    _heading(
+        console,
+        f"Clients: {PAYLOAD.text} FP32, {size:.1f} MB, to model sink, one in flight",
+    )
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
+    table.add_column("", max_width=36)
+    for heading in ("p50 µs", "p99 µs", "req/s", "CPU µs", "x C++"):
+        table.add_column(heading, justify="right")
+    for row in rows(report):
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        numbers = (row.p50_us, row.p99_us, row.requests_per_s, row.client_cpu_us)
+        style = "bold" if row.label.startswith("shmlane") else ""
+        table.add_row(row.label, *map(_number, numbers), ratio, style=style)
+    console.print(table)
+    console.print(_READING, style="dim")
+    if not report.is_complete:
+        for note in report.notes:
+            console.print(f"- {note}")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
 
 def _heading(console: Console, text: str) -> None:

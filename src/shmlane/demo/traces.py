@@ -6,12 +6,16 @@ leaves would show nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
 from pathlib import Path
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PROC = Path("/proc")
+# A line of /proc/PID/maps ends in the inode and the path.
+_MAPPED = re.compile(rf" (\d+) +{_SHARED_MEMORY}/")
 _PATIENCE = 3.0
 _POLL = 0.05
 
@@ -20,7 +24,7 @@ class Traces:
     """Remembers what there was, to name later what was left behind since."""
 
     def __init__(self) -> None:
-        self._files = _own_files()
+        self._files = set(_own_files())
         self._children = _children()
 
     def __repr__(self) -> str:
@@ -30,8 +34,8 @@ class Traces:
     def left(self) -> list[str]:
         """Files and processes left behind, in words; empty is what should be.
 
-        What ends by itself gets a moment to do so. Files that some process still maps
-        belong to another program that started meanwhile.
+        What ends by itself gets a moment to do so. Files that some process still has
+        open or maps belong to another program that started meanwhile.
         """
         deadline = time.monotonic() + _PATIENCE
         while (found := self._found()) and time.monotonic() < deadline:
@@ -39,45 +43,44 @@ class Traces:
         return found
 
     def _found(self) -> list[str]:
-        fresh = _own_files() - self._files
+        fresh = set(_own_files()) - self._files
         if fresh:
-            mapped = _mapped_files()
-            fresh = {
-                name for name in fresh - mapped if (_SHARED_MEMORY / name).exists()
-            }
-        files = [f"file {_SHARED_MEMORY / name}" for name in sorted(fresh)]
-        return files + [
-            f"process {pid}" for pid in sorted(_children() - self._children)
+            fresh -= _used_inodes()
+        names = sorted(name for inode, name in _own_files().items() if inode in fresh)
+        children = sorted(_children() - self._children)
+        return [f"file {_SHARED_MEMORY / name}" for name in names] + [
+            f"process {pid}" for pid in children
         ]
 
 
-def _own_files() -> set[str]:
-    """Names in /dev/shm that belong to this user."""
-    names = set()
+def _own_files() -> dict[int, str]:
+    """Files in /dev/shm that belong to this user, by inode."""
+    files = {}
     with os.scandir(_SHARED_MEMORY) as entries:
         for entry in entries:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                    names.add(entry.name)
-            except FileNotFoundError:
-                continue
-    return names
+                    files[entry.inode()] = entry.name
+    return files
 
 
-def _mapped_files() -> set[str]:
-    """Names in /dev/shm that any process of this user maps."""
-    prefix = f"{_SHARED_MEMORY}/"
-    names = set()
-    for maps in _PROC.glob("[0-9]*/maps"):
-        try:
-            lines = maps.read_text(errors="replace").splitlines()
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        for line in lines:
-            _, found, name = line.partition(prefix)
-            if found:
-                names.add(name)
-    return names
+def _used_inodes() -> set[int]:
+    """Files in /dev/shm that any process of this user has open or maps.
+
+    By inode: a file that got its name after it was opened is known to /proc as deleted.
+    """
+    used = set()
+    for process in _PROC.glob("[0-9]*"):
+        # It may have ended meanwhile, or be another user's.
+        with contextlib.suppress(OSError):
+            used |= {
+                int(line[1])
+                for line in _MAPPED.finditer((process / "maps").read_text())
+            }
+            for link in (process / "fd").iterdir():
+                if os.readlink(link).startswith(f"{_SHARED_MEMORY}/"):
+                    used.add(link.stat().st_ino)
+    return used
 
 
 def _children() -> set[int]:
