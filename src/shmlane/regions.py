@@ -141,9 +141,11 @@ class Region:
         fd = os.open(SHM_DIRECTORY, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(fd, options.mode)
-            _reserve(fd, self.nbytes)
+            _check_room(fd, self.nbytes)
+            os.ftruncate(fd, self.nbytes)
             self._take_lock(fd)
-            mapping = _map(fd, self.nbytes, options)
+            mapping = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED)
+            _fill(fd, mapping, options)
             mapping[: len(header)] = header
             # src_dir_fd makes Python call linkat, which can follow the /proc link.
             os.link(
@@ -203,21 +205,20 @@ def _require_linux() -> None:
         )
 
 
-def _reserve(fd: int, nbytes: int) -> None:
-    """Take the pages now: a hole met later is a SIGBUS, in the server as well."""
-    room = os.fstatvfs(fd)
-    free = min(room.f_bavail * room.f_frsize, _available_memory())
-    # Asked before any page is taken: a tmpfs may promise more than the machine has,
-    # and there the answer to reserving it all is the out-of-memory killer.
+def _check_room(fd: int, nbytes: int) -> None:
+    """Refuse before any page is taken what the file system or the machine lacks.
+
+    A tmpfs may promise more than there is, and there the answer to reserving it all is
+    the out-of-memory killer.
+    """
+    free = min(_free_bytes(fd), _available_memory())
     if nbytes > free:
         raise _out_of_memory(nbytes, free)
-    for offset in range(0, nbytes, _RESERVE_BYTES):
-        try:
-            os.posix_fallocate(fd, offset, min(_RESERVE_BYTES, nbytes - offset))
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise _out_of_memory(nbytes, free) from error
+
+
+def _free_bytes(fd: int) -> int:
+    room = os.fstatvfs(fd)
+    return room.f_bavail * room.f_frsize
 
 
 def _available_memory() -> int:
@@ -239,25 +240,46 @@ def _out_of_memory(nbytes: int, free: int) -> OutOfSharedMemory:
     )
 
 
-def _map(fd: int, nbytes: int, options: RegionOptions) -> mmap.mmap:
-    mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED)
-    if options.hugepages == "auto":
-        # Refused where the kernel has no huge pages; a plain mapping serves as well.
-        with contextlib.suppress(OSError):
-            mapping.madvise(mmap.MADV_HUGEPAGE)
+def _fill(fd: int, mapping: mmap.mmap, options: RegionOptions) -> None:
+    """Take every page now: a hole met later is a SIGBUS, in the server as well."""
+    if options.hugepages == "auto" and _mount_advises_huge_pages():
+        # Reserving first would take small pages, which stay small.
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+        _touch(mapping)
+    nbytes = len(mapping)
+    for offset in range(0, nbytes, _RESERVE_BYTES):
+        try:
+            os.posix_fallocate(fd, offset, min(_RESERVE_BYTES, nbytes - offset))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise _out_of_memory(nbytes, _free_bytes(fd)) from error
     if options.prefault:
-        # Kernels before 5.14 do not know it; the pages are reserved already.
-        with contextlib.suppress(OSError):
-            mapping.madvise(_MADV_POPULATE_WRITE)
+        _touch(mapping)
     if options.lock:
-        _lock_pages(mapping, nbytes)
-    return mapping
+        _lock_pages(mapping)
 
 
-def _lock_pages(mapping: mmap.mmap, nbytes: int) -> None:
+def _touch(mapping: mmap.mmap) -> None:
+    """Map every page. Kernels before 5.14 cannot be asked to: the first use does it."""
+    with contextlib.suppress(OSError):
+        mapping.madvise(_MADV_POPULATE_WRITE)
+
+
+def _mount_advises_huge_pages() -> bool:
+    """Whether huge pages are given to whoever asks for them in /dev/shm (tmpfs(5))."""
+    with contextlib.suppress(OSError), open("/proc/self/mounts") as mounts:
+        found = [
+            fields[3] for line in mounts if (fields := line.split())[1] == SHM_DIRECTORY
+        ]
+        return bool(found) and "huge=advise" in found[-1].split(",")
+    return False
+
+
+def _lock_pages(mapping: mmap.mmap) -> None:
     address = ctypes.c_void_p(np.frombuffer(mapping, np.uint8).ctypes.data)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mlock(address, ctypes.c_size_t(nbytes)) != 0:
+    if libc.mlock(address, ctypes.c_size_t(len(mapping))) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"mlock: {os.strerror(code)} (see ulimit -l)")
 
