@@ -8,7 +8,7 @@ pause, and is sent each reply, so that blocking and asynchronous sessions share 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from .errors import (
@@ -179,6 +179,31 @@ def _registration_refusal(reply: HttpReply, registration: Registration) -> Shmla
         region=registration.region.name,
         text=text,
     )
+
+
+def registered_keys(requests: HttpRequests) -> Talk[dict[str, str]]:
+    """Every registration of the server, anybody's: file name by registration name."""
+    reply = yield from ask(requests.all_regions())
+    if reply.status != 200:
+        raise refusal(reply, "listing shared memory regions")
+    return {str(each["name"]): str(each["key"]).lstrip("/") for each in reply.json()}
+
+
+def forget_dead(requests: HttpRequests, regions: Collection[str]) -> Talk[list[str]]:
+    """Unregister what processes left behind whose region files are `regions`.
+
+    Only names made of those, whose owners are proved dead. Servers before 2.50 are left
+    alone: a request of the dead may still run there, and would end the server.
+    """
+    if parse_version((yield from _server_version(requests))) < _COUNTED:
+        return []
+    forgotten = []
+    for name, key in (yield from registered_keys(requests)).items():
+        if key in regions and name.startswith(f"{key}."):
+            # Refused while a request of the dead still runs; the next one asks again.
+            if (yield from ask(requests.unregister(name))).status == 200:
+                forgotten.append(name)
+    return forgotten
 
 
 # --- a lost request -------------------------------------------------------------------

@@ -19,6 +19,7 @@ import os
 import secrets
 import sys
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -165,36 +166,54 @@ class Region:
             os.close(lock)
 
 
+def region_files() -> list[str]:
+    """Paths of all region files in /dev/shm, anybody's, in use or not."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(SHM_DIRECTORY) as entries:
+        return [entry.path for entry in entries if entry.name.startswith(PREFIX)]
+    return []
+
+
+def is_owned(path: str) -> bool:
+    """Whether a living process uses the region file; raises OSError if not allowed."""
+    with _if_dead(path) as dead:
+        return not dead
+
+
 def remove_stale() -> list[str]:
     """Remove region files of this user whose owner died; return their names.
 
-    Getting the exclusive lock is the proof: every process that uses a region holds the
-    shared one, across PID namespaces too. Files of other users and of other programs
-    are not opened.
+    Files of other users and of other programs are not opened.
     """
-    if sys.platform != "linux":
-        return []
-    try:
-        with os.scandir(SHM_DIRECTORY) as entries:
-            ours = [entry for entry in entries if entry.name.startswith(PREFIX)]
-    except FileNotFoundError:
-        return []
-    return [entry.name for entry in ours if _remove_if_dead(entry)]
+    return [os.path.basename(path) for path in region_files() if _remove_if_dead(path)]
 
 
-def _remove_if_dead(entry: os.DirEntry[str]) -> bool:
-    # Another process may remove the same file at the same moment: that is success too.
+def _remove_if_dead(path: str) -> bool:
+    # Another process may remove the same file at the same moment.
     with contextlib.suppress(OSError):
-        if entry.stat(follow_symlinks=False).st_uid != os.getuid():
-            return False
-        fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(entry.path)
-            return True
-        finally:
-            os.close(fd)
+        if os.lstat(path).st_uid == os.getuid():
+            with _if_dead(path) as dead:
+                if dead:
+                    os.unlink(path)
+                return dead
     return False
+
+
+@contextlib.contextmanager
+def _if_dead(path: str) -> Iterator[bool]:
+    """Whether no owner of the file lives, and none can appear while this goes on.
+
+    Getting the exclusive lock is the proof: every process that uses a region holds the
+    shared one, across PID namespaces too.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(fd)
 
 
 def _require_linux() -> None:

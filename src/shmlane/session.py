@@ -17,14 +17,15 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from . import control
+from . import blocking, control
 from .errors import (
     ForkedSession,
     InferTimeout,
     ModelNotReady,
     PoolClosed,
+    ServerError,
     ServerUnreachable,
     ShmlaneError,
     TransportError,
@@ -42,8 +43,6 @@ from .stats import SessionStats
 from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
 from .transport import Connection, Endpoint, HttpConnection
 from .wire import HttpRequests
-
-T = TypeVar("T")
 
 # A connection found dead, or a registration found gone, is made anew and the request
 # sent again. Neither happens twice in a row unless the server is in trouble.
@@ -165,13 +164,18 @@ class Session:
         return self
 
     def _open(self) -> None:
-        remove_stale()
+        stale = remove_stale()
         deadline = Deadline(self._timeouts.infer)
         with contextlib.ExitStack() as undo:
             channel = self._connect(deadline)
             undo.callback(channel.close)
             talk = control.discover(self._requests, self.model, version=self.version)
-            metadata = self._run(talk, channel, deadline)
+            metadata = blocking.run(talk, channel, deadline)
+            if stale:
+                # What cannot be cleaned up after the dead is no reason not to work.
+                with contextlib.suppress(ServerError):
+                    talk_of_dead = control.forget_dead(self._requests, stale)
+                    blocking.run(talk_of_dead, channel, deadline)
             layout = SlotLayout.plan(
                 metadata, shapes=self._shapes, outputs=self._outputs
             )
@@ -423,25 +427,9 @@ class Session:
         self._connections += 1
         return connection
 
-    @staticmethod
-    def _run(talk: control.Talk[T], channel: Channel, deadline: Deadline) -> T:
-        """Drive a talk to its end."""
-        reply = None
-        while True:
-            try:
-                step = talk.send(reply)
-            except StopIteration as done:
-                result: T = done.value
-                return result
-            if isinstance(step, control.Pause):
-                reply = None
-                time.sleep(step.seconds)
-            else:
-                reply = channel.call(step, deadline)
-
     def _register(self, slot: Slot, channel: Channel, deadline: Deadline) -> None:
         self._registrations += sum(1 for _ in slot.unregistered())
-        self._run(control.register(self._requests, slot), channel, deadline)
+        blocking.run(control.register(self._requests, slot), channel, deadline)
 
     def _unregister(self, slots: Iterable[Slot], channel: Channel | None) -> None:
         """Take back what the server holds no request on; errors change nothing."""
@@ -452,7 +440,7 @@ class Session:
             for slot in slots:
                 if not slot.server_hold:
                     talk = control.unregister(self._requests, slot)
-                    self._run(talk, channel, deadline)
+                    blocking.run(talk, channel, deadline)
         if channel is not None:
             channel.close()
 
