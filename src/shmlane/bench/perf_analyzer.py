@@ -162,10 +162,10 @@ class PerfAnalyzer:
     def round(self) -> Sample:
         """One run; a second one if the first never ended. Null numbers after that."""
         for _ in range(_TRIES):
-            before = self._stats.read()
+            before = self._stats.settled()
             run = self._run(self._pilot.mode, self._requests, self._traffic_s)
             if run is not None:
-                return make_sample(run, self._stats.read() - before, self._settle)
+                return make_sample(run, self._stats.settled() - before, self._settle)
         return Sample(note=f"it did not end, {_TRIES} times in a row")
 
     def close(self) -> None:

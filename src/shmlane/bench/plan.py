@@ -140,6 +140,12 @@ class Plan:
             )
         ]
 
+    @property
+    def expected_s(self) -> float:
+        """About how long all rounds take, less what starting contenders takes."""
+        turns = sum(self.traffic_s + _TURN_COST_S[c.program] for c in self.contenders)
+        return turns * len(self.cells()) * self.rounds
+
     def programs(self) -> set[Program]:
         """Which programs the contenders need."""
         return {contender.program for contender in self.contenders}
@@ -176,8 +182,7 @@ def make_plan(
 
 
 def _rounds_that_fit(plan: Plan) -> int:
-    turn = sum(plan.traffic_s + _TURN_COST_S[c.program] for c in plan.contenders)
-    fitting = int(_QUICK_BUDGET_S / (turn * len(plan.cells())))
+    fitting = int(_QUICK_BUDGET_S / dataclasses.replace(plan, rounds=1).expected_s)
     return min(FULL_ROUNDS, max(_FEWEST_ROUNDS, fitting))
 
 

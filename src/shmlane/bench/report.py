@@ -220,6 +220,7 @@ def _is_pair(ours: Contender, other: Contender) -> bool:
 
 
 def _ratio(cell: Cell, contender: str, baseline: str, rounds: Rounds) -> Ratio:
+    # A contender that failed has fewer samples, of the first rounds.
     pairs = list(zip(rounds.get(contender, ()), rounds.get(baseline, ()), strict=False))
     return Ratio(
         contender=contender,

@@ -67,16 +67,21 @@ class _Bench:
         self._random = random.Random(plan.seed)
         self._notes: list[str] = []
         self._clients: dict[str, str] = {}
+        self._modes: dict[str, str] = {}
 
     def run(self) -> Report:
         plan = self._plan
         machine = machine_facts()
+        cells = plan.cells()
+        self._progress(
+            f"clients: {len(plan.contenders)}, cells: {len(cells)}, rounds: "
+            f"{plan.rounds}; about {plan.expected_s:.0f} s"
+        )
         openers = self._install()
         results: list[Result] = []
         ratios: list[Ratio] = []
-        cells = plan.cells()
         for number, cell in enumerate(cells, 1):
-            self._progress(f"{cell}: {plan.rounds} rounds ({number} of {len(cells)})")
+            self._progress(f"cell {number} of {len(cells)}: {cell}")
             rounds = self._measure(cell, openers)
             results += make_results(cell, plan.contenders, rounds)
             ratios += make_ratios(cell, plan.contenders, rounds)
@@ -144,6 +149,7 @@ class _Bench:
                 pilot=pilots.get(key),
             )
             pilots[key] = runner.pilot
+            self._modes[f"{contender.name} x{cell.concurrency}"] = runner.pilot.mode
             return runner
 
         return open_perf_analyzer
@@ -204,6 +210,7 @@ class _Bench:
             "model": self._servers.model,
             "processes": len({"unix"} & endpoints) + bool(endpoints - {"unix"}),
             "clients": dict(self._clients),
+            "perf_analyzer_modes": dict(self._modes),
         }
 
 

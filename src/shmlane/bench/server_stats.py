@@ -7,12 +7,15 @@ none is left for the server to serve while it is measured.
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 from shmlane.errors import ServerUnreachable
 from shmlane.server.health import Address, call
 
 _UNIX = "unix://"
+_MOST_READINGS = 100
+_BETWEEN_READINGS_S = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,19 @@ class ServerStats:
 
     url: str
     model: str
+
+    def settled(self) -> Count:
+        """The totals once they stand still; only sensible while no client sends.
+
+        A server counts a request some time after its reply has left.
+        """
+        count = self.read()
+        for _ in range(_MOST_READINGS):
+            time.sleep(_BETWEEN_READINGS_S)
+            earlier, count = count, self.read()
+            if count == earlier:
+                break
+        return count
 
     def read(self) -> Count:
         """All versions of the model together, as of now."""

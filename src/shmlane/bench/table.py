@@ -66,7 +66,7 @@ def _cell(report: Report, cell: Cell) -> Iterator[str]:
     ratios = [ratio for ratio in report.ratios if _belongs(ratio, cell)]
     for contender in dict.fromkeys(ratio.contender for ratio in ratios):
         yield (
-            f"  {contender + ' over':{_NAME}}{'p50 (range)':>18}{'p99':>7}"
+            f"  {contender + ' over':{_NAME}}{'p50 (range)':>20}{'p99':>7}"
             f"{'req/s':>8}{'CPU':>8}"
         )
         for ratio in ratios:
@@ -94,15 +94,20 @@ def _result(row: Result) -> str:
 def _ratio(row: Ratio) -> str:
     p50 = "-"
     if row.p50 is not None:
-        p50 = f"{row.p50.median:.2f} ({row.p50.min:.2f}-{row.p50.max:.2f})"
+        low, high = _quotient(row.p50.min), _quotient(row.p50.max)
+        p50 = f"{_quotient(row.p50.median)} ({low}-{high})"
     return (
-        f"    {row.baseline:{_NAME - 2}}{p50:>18}{_median(row.p99):>7}"
+        f"    {row.baseline:{_NAME - 2}}{p50:>20}{_median(row.p99):>7}"
         f"{_median(row.requests_per_s):>8}{_median(row.client_cpu):>8}"
     )
 
 
 def _median(spread: Spread | None) -> str:
-    return "-" if spread is None else f"{spread.median:.2f}"
+    return "-" if spread is None else _quotient(spread.median)
+
+
+def _quotient(value: float) -> str:
+    return f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
 def _number(value: float | None) -> str:

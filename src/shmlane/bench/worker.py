@@ -112,9 +112,9 @@ class Worker:
     def round(self) -> Sample:
         """Register again, settle, then measure for as long as the plan says."""
         self._ask("prepare", _SETTLE_S)
-        before = self._stats.read()
+        before = self._stats.settled()
         reply = self._ask("run", self._traffic_s)
-        return make_sample(reply, self._stats.read() - before)
+        return make_sample(reply, self._stats.settled() - before)
 
     def close(self) -> None:
         """End the worker and wait for it; it takes back what it made on the server."""
@@ -149,17 +149,19 @@ class Worker:
                 raise self._failure("broke off")
             self._unread += part
         line, self._unread = self._unread.split(b"\n", 1)
-        return cast("dict[str, Any]", json.loads(line))
+        reply = cast("dict[str, Any]", json.loads(line))
+        if error := reply.get("error"):
+            raise self._failure(f"failed with {error}")
+        return reply
 
     def _failure(self, what: str) -> ContenderFailed:
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        last = lines[-1] if lines else "nothing was printed"
         return ContenderFailed(
-            f"The worker of {self._name} {what}: {last}",
+            f"The worker of {self._name} {what.rstrip('.')}.",
+            hint="The context of this error has all that it printed, as `log`.",
             contender=self._name,
             exit_code=self._process.poll(),
-            log="\n".join(lines),
+            log=self._log.read().decode(errors="replace"),
         )
 
 

@@ -202,23 +202,32 @@ def serve(make_client: Callable[[Spec], Client]) -> None:
     """Run one worker until its stdin ends, then take everything back."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints must not pass for a reply
+
+    def say(**facts: Any) -> None:
+        replies.write(json.dumps(facts) + "\n")
+        replies.flush()
+
+    try:
+        _serve(make_client, say)
+    except Exception as error:
+        say(error=f"{type(error).__name__}: {error}")
+        raise
+
+
+def _serve(make_client: Callable[[Spec], Client], say: Callable[..., None]) -> None:
     spec = Spec.from_argument()
     client = make_client(spec)
     try:
         lanes = Lanes(client, spec.concurrency)
         try:
-            _answer(lanes, replies)
+            _answer(lanes, say)
         finally:
             lanes.close()
     finally:
         client.close()
 
 
-def _answer(lanes: Lanes, replies: Any) -> None:
-    def say(**facts: Any) -> None:
-        replies.write(json.dumps(facts) + "\n")
-        replies.flush()
-
+def _answer(lanes: Lanes, say: Callable[..., None]) -> None:
     say(ready=True)
     for line in sys.stdin:
         order = json.loads(line)

@@ -23,7 +23,7 @@ class ShmlaneClient:
             spec.model,
             slots=spec.concurrency,
             shapes={"INPUT__0": spec.shape},
-        )
+        ).open()
 
     def lane(self, index: int) -> Lane:
         """A thread that takes a lease for every request."""

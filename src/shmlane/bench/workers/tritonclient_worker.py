@@ -15,6 +15,7 @@ import numpy as np
 from .harness import Array, Lane, Spec, serve
 
 _OUTPUT_BYTES = 4
+_UNREGISTER_TRIES = 1000
 
 
 class TritonClients:
@@ -111,9 +112,18 @@ class Regions:
             self._client.register_system_shared_memory(name, f"/{name}", size)
 
     def unregister(self) -> None:
-        """Unknown names are no error to the server."""
+        """Until the server agrees: it may still hold a region whose reply has come.
+
+        Unknown names are no error to it.
+        """
         for name in self._sizes:
-            self._client.unregister_system_shared_memory(name)
+            for tries_left in reversed(range(_UNREGISTER_TRIES)):
+                try:
+                    self._client.unregister_system_shared_memory(name)
+                    break
+                except Exception as error:
+                    if not (tries_left and "currently in use" in str(error)):
+                        raise
 
     def view(self, handle: Any, shape: tuple[int, ...]) -> Array:
         """A writable array over a region."""
@@ -175,14 +185,15 @@ class RegisterPerCall(BaseLane):
     def call(self, marker: float) -> bool:
         """The whole life of two regions for one request."""
         regions = Regions(self)
-        regions.register()
-        self.source[self.spec.last] = marker
-        regions.shm.set_shared_memory_region(regions.input, [self.source])
-        self.infer()
-        value = float(regions.view(regions.output, (1,))[0])
-        regions.unregister()
-        regions.destroy()
-        return value == marker
+        try:
+            regions.register()
+            self.source[self.spec.last] = marker
+            regions.shm.set_shared_memory_region(regions.input, [self.source])
+            self.infer()
+            return float(regions.view(regions.output, (1,))[0]) == marker
+        finally:
+            regions.unregister()
+            regions.destroy()
 
 
 if __name__ == "__main__":
