@@ -254,12 +254,13 @@ class Slot:
                 return False
         return True
 
-    def watch(self, on_death: Callable[[RootWatch], None]) -> None:
-        """Keep the roots that have views by weak reference only.
+    def watch(self, on_death: Callable[[RootWatch], None]) -> bool:
+        """Keep the roots that have views by weak reference only; False if none has.
 
         `on_death` is called once for each of them, when its last view dies, possibly
         before this returns and from any thread; it must not do more than take note.
         """
+        # Views may die in another thread at any time: they are looked for only once.
         held = [tensor for tensor in self.tensors if not tensor.is_at_rest]
         self.live_roots = len(held)
         # The roots are still held here: no watch can fire before it knows its slot.
@@ -268,6 +269,7 @@ class Slot:
             watch.slot = self
         for tensor in held:
             tensor.array = tensor.root = _NOTHING
+        return bool(held)
 
     def root_died(self) -> bool:
         """Count one dead root; True when it was the last: the slot is whole again."""
