@@ -1,0 +1,127 @@
+"""Races made to happen: something else runs at a chosen instruction of an operation.
+
+Owns the tracing that stops inside the pool and the slots. Refuses to depend on time: a
+test goes through every instruction, or every line, one after the other.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, Generic, TypeVar
+
+from shmlane import pool, slots
+
+T = TypeVar("T")
+
+_TRACED = {pool.__file__, slots.__file__}
+_PATIENCE = 10.0
+
+
+class _Tracer:
+    """Calls `action` at the step number `at`, counted in instructions or in lines."""
+
+    def __init__(self, at: int, action: Callable[[], object], *, event: str) -> None:
+        self._left = at
+        self._action = action
+        self._event = event
+        self.was_reached = False
+
+    def __call__(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if frame.f_code.co_filename not in _TRACED:
+            return None
+        frame.f_trace_opcodes = self._event == "opcode"
+        if event == self._event and not self.was_reached:
+            self.was_reached = self._left == 0
+            self._left -= 1
+            if self.was_reached:
+                self._action()
+        return self
+
+    def run(self, operation: Callable[[], T]) -> T:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            return operation()
+        finally:
+            sys.settrace(before)
+
+
+class Intrusion(Generic[T]):
+    """`operation` with `intruder` run in the same thread at one of its instructions.
+
+    That is what a finaliser, a callback or a signal does, and what another thread does
+    with calls that take no lock. `was_reached` is False when it ended before.
+    """
+
+    def __init__(
+        self, operation: Callable[[], T], intruder: Callable[[], object], at: int
+    ) -> None:
+        tracer = _Tracer(at, intruder, event="opcode")
+        self.result = tracer.run(operation)
+        self.was_reached = tracer.was_reached
+
+
+class Halt(Generic[T]):
+    """`operation` in a thread of its own, halted before one of its lines.
+
+    Inside the `with` block it stands still, or has ended before that line. `end`, or
+    leaving the block, lets it go on and waits for it; then `result` can be read.
+    """
+
+    def __init__(self, operation: Callable[[], T], at: int) -> None:
+        self._operation = operation
+        self._tracer = _Tracer(at, self._stand_still, event="line")
+        self._stands = threading.Event()
+        self._go = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._outcome: list[T] = []
+
+    @property
+    def was_reached(self) -> bool:
+        return self._tracer.was_reached
+
+    @property
+    def result(self) -> T:
+        assert self._outcome, "the operation failed in its thread"
+        return self._outcome[0]
+
+    def end(self) -> T:
+        self._go.set()
+        self._thread.join(_PATIENCE)
+        assert not self._thread.is_alive()
+        return self.result
+
+    def _stand_still(self) -> None:
+        self._stands.set()
+        assert self._go.wait(_PATIENCE)
+
+    def _run(self) -> None:
+        try:
+            self._outcome.append(self._tracer.run(self._operation))
+        finally:
+            self._stands.set()
+
+    def __enter__(self) -> Halt[T]:
+        self._thread.start()
+        assert self._stands.wait(_PATIENCE)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+def every(run: Callable[[int], Intrusion[T] | Halt[T]]) -> Iterator[T]:
+    """The results of `run(0)`, `run(1)`, ... until the place is no longer reached."""
+    at = 0
+    while (one := run(at)).was_reached:
+        yield one.result
+        at += 1
+    assert at > 0, "nothing of the pool or the slots was traced"

@@ -1,0 +1,271 @@
+"""Memory of a session: blocks that grow, names never reused, and how it all ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shmlane.errors import OutOfSharedMemory
+from shmlane.exchange import Exchange
+from shmlane.header import RegionHeader
+from shmlane.memory import SessionMemory
+from shmlane.regions import PAGE_BYTES, RegionOptions
+from shmlane.slots import Slot, Tensor
+from tests.unit.scripted import OPEN, REQUESTS, ScriptedChannel, memory, view_of
+
+# --- tensors that move ----------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_of_open() -> Iterator[SessionMemory]:
+    made = memory(OPEN, shapes={"X": (8,)}, outputs={"Y": (8,)})
+    yield made
+    made.close()
+
+
+def filled(slot: Slot) -> Slot:
+    for number, tensor in enumerate(slot.tensors, start=1):
+        tensor.array[...] = number
+    return slot
+
+
+def grown(memory: SessionMemory, slot: Slot, *, nbytes: int = PAGE_BYTES) -> Tensor:
+    tensor = slot.inputs["X"]
+    memory.grow(slot, tensor, nbytes)
+    return tensor
+
+
+def region_of(tensor: Tensor) -> Path:
+    return Path(tensor.registration.region.path)
+
+
+def test_growing_leaves_other_tensors_and_slots_alone(
+    memory_of_open: SessionMemory,
+) -> None:
+    slot, neighbour = map(filled, memory_of_open.make_slots(2))
+    before = {each: each.registration for each in (*slot.tensors, *neighbour.tensors)}
+    tensor = grown(memory_of_open, slot)
+    del before[tensor]
+    assert {each: each.registration for each in before} == before
+    assert slot.outputs["Y"].array.tolist() == [2] * 8
+    assert neighbour.inputs["X"].array.tolist() == [1] * 8
+
+
+def test_growing_leaves_older_views_alone(memory_of_open: SessionMemory) -> None:
+    (slot,) = map(filled, memory_of_open.make_slots(1))
+    kept = [view_of(tensor) for tensor in slot.tensors]
+    tensor = grown(memory_of_open, slot)
+    tensor.array[...] = 7
+    assert [view.tolist() for view in kept] == [[1] * 8, [2] * 8]
+    # A view of the old block keeps nobody from using the new one.
+    del kept[1]
+    assert slot.is_at_rest
+
+
+def test_a_grown_tensor_has_its_first_shape_and_new_memory(
+    memory_of_open: SessionMemory,
+) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    tensor = grown(memory_of_open, slot, nbytes=PAGE_BYTES + 4)
+    assert tensor.shape == (8,)
+    assert tensor.capacity == 2 * PAGE_BYTES
+    slot.reshape(tensor, (PAGE_BYTES // 2,))
+    tensor.array[...] = 3
+    assert tensor.array.nbytes == tensor.capacity
+    assert slot.is_at_rest
+
+
+def test_growing_again_removes_the_region_before(
+    memory_of_open: SessionMemory,
+) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    base = region_of(slot.inputs["X"])
+    first = region_of(grown(memory_of_open, slot))
+    kept = view_of(slot.inputs["X"])
+    kept[...] = 5
+    second = region_of(grown(memory_of_open, slot, nbytes=2 * PAGE_BYTES))
+    assert base.exists()
+    assert not first.exists()
+    assert second.exists()
+    assert kept.tolist() == [5] * 8
+    assert [each.region.path for each in slot.registrations] == [
+        str(base),
+        str(second),
+    ]
+    assert slot.obsolete == [f"{first.name}.0.1"]
+
+
+def test_growing_makes_the_prepared_requests_void(
+    memory_of_open: SessionMemory,
+) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    Exchange(REQUESTS, OPEN).prepare(slot, 1)
+    assert slot.prepared is not None
+    grown(memory_of_open, slot)
+    assert slot.prepared is None
+
+
+def test_blocks_grow_by_half_at_least(memory_of_open: SessionMemory) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    tensor = grown(memory_of_open, slot, nbytes=100 * PAGE_BYTES)
+    memory_of_open.grow(slot, tensor, 100 * PAGE_BYTES + 1)
+    assert tensor.capacity == 150 * PAGE_BYTES
+    assert memory_of_open.growths == 2
+
+
+def test_memory_counts_its_regions(memory_of_open: SessionMemory) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    base = slot.registrations[0].region.nbytes
+    assert memory_of_open.nbytes == base
+    for nbytes in (PAGE_BYTES, 5 * PAGE_BYTES):
+        tensor = grown(memory_of_open, slot, nbytes=nbytes)
+        assert memory_of_open.nbytes == base + tensor.registration.region.nbytes
+    memory_of_open.make_slots(1)
+    assert memory_of_open.nbytes == 2 * base + tensor.registration.region.nbytes
+    assert repr(memory_of_open) == (
+        f"<SessionMemory 2 regions {memory_of_open.nbytes} bytes>"
+    )
+
+
+def test_a_limit_of_memory_holds_and_changes_nothing() -> None:
+    limit = 6 * PAGE_BYTES
+    limited = memory(
+        OPEN,
+        shapes={"X": (8,)},
+        options=RegionOptions(max_bytes=limit, hugepages="never"),
+    )
+    (slot,) = map(filled, limited.make_slots(1))
+    block = slot.inputs["X"].registration, slot.inputs["X"].capacity
+    before = limited.nbytes
+    with pytest.raises(OutOfSharedMemory, match=f"its limit is {limit}") as caught:
+        grown(limited, slot, nbytes=limit)
+    assert caught.value.context["limit"] == limit
+    with pytest.raises(OutOfSharedMemory):
+        limited.make_slots(10)
+    assert (limited.nbytes, limited.growths) == (before, 0)
+    assert (slot.inputs["X"].registration, slot.inputs["X"].capacity) == block
+    assert slot.inputs["X"].array.tolist() == [1] * 8
+
+
+# --- registrations --------------------------------------------------------------------
+
+
+def test_no_registration_name_is_ever_used_again(
+    memory_of_open: SessionMemory,
+) -> None:
+    every_slot = [*memory_of_open.make_slots(3), *memory_of_open.make_slots(2)]
+    names: list[str] = []
+
+    for slot in every_slot:
+        names += [each.name for each in slot.registrations]
+        for round_ in range(1, 4):
+            grown(memory_of_open, slot, nbytes=round_ * PAGE_BYTES)
+            names.append(slot.registrations[-1].name)
+            slot.renew_registrations()
+            names += [each.name for each in slot.registrations]
+    assert len(names) == len(set(names)) == 5 * (1 + 3 * 3)
+
+
+def test_keys_of_one_file_differ_in_their_leading_slashes(
+    memory_of_open: SessionMemory,
+) -> None:
+    every_slot = memory_of_open.make_slots(5)
+    keys = [slot.registrations[0].key for slot in every_slot]
+    assert len(set(keys)) == 5
+    file = region_of(every_slot[0].inputs["X"]).name
+    assert [key.lstrip("/") for key in keys] == [file] * 5
+    assert all(key.startswith("/") for key in keys)
+
+
+def test_a_registration_is_not_live_before_the_server_says_so(
+    memory_of_open: SessionMemory,
+) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    (registration,) = slot.registrations
+    assert list(slot.unregistered()) == [registration]
+    assert repr(registration) == f"<Registration {registration.name} not live>"
+    registration.is_live = True
+    assert list(slot.unregistered()) == []
+    assert repr(registration) == f"<Registration {registration.name} live>"
+
+
+def test_new_names_leave_the_old_ones_to_be_taken_back(
+    memory_of_open: SessionMemory,
+) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    grown(memory_of_open, slot)
+    for each in slot.registrations:
+        each.is_live = True
+    before = [each.name for each in slot.registrations]
+    slot.renew_registrations()
+    assert slot.obsolete == before
+    assert list(slot.unregistered()) == slot.registrations
+    assert {each.name for each in slot.registrations}.isdisjoint(before)
+
+
+# --- the record and the end -----------------------------------------------------------
+
+
+def test_each_slot_has_a_record_of_its_own_in_the_header(
+    memory_of_open: SessionMemory,
+) -> None:
+    every_slot = memory_of_open.make_slots(3)
+    region = every_slot[0].registrations[0].region
+    header = RegionHeader.parse(region.array(0, PAGE_BYTES).tobytes())
+    every_slot[1].record[0] = 1
+    records = [
+        int(region.array(header.record_offset(index), 1)[0]) for index in range(3)
+    ]
+    assert records == [0, 1, 0]
+
+
+def mapped(*inodes: int) -> list[bool]:
+    """Which of these files this process has mapped."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    found = {line.split()[4] for line in maps}
+    return [str(inode) in found for inode in inodes]
+
+
+def test_a_closed_slot_lets_go_of_connection_and_memory(
+    memory_of_open: SessionMemory,
+) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    grown(memory_of_open, slot)
+    files = [region_of(tensor) for tensor in slot.tensors]
+    inodes = [file.stat().st_ino for file in files]
+    slot.channel = channel = ScriptedChannel()
+    assert mapped(*inodes) == [True, True]
+    slot.close()
+    memory_of_open.close()
+    assert not channel.is_open
+    assert not any(file.exists() for file in files)
+    assert mapped(*inodes) == [False, False]
+
+
+def test_views_outlive_a_closed_slot(memory_of_open: SessionMemory) -> None:
+    (slot,) = map(filled, memory_of_open.make_slots(1))
+    grown(memory_of_open, slot).array[...] = 3
+    inodes = [region_of(tensor).stat().st_ino for tensor in slot.tensors]
+    kept = [view_of(tensor) for tensor in slot.tensors]
+    slot.close()
+    memory_of_open.close()
+    assert [view.tolist() for view in kept] == [[3] * 8, [2] * 8]
+    kept.pop()
+    assert mapped(*inodes) == [True, False]
+    kept.pop()
+    assert mapped(*inodes) == [False, False]
+
+
+@pytest.mark.parametrize("hold", ["leased", "server_hold"])
+def test_a_held_slot_keeps_its_memory_when_it_is_closed(
+    memory_of_open: SessionMemory, hold: str
+) -> None:
+    (slot,) = map(filled, memory_of_open.make_slots(1))
+    setattr(slot, hold, True)
+    slot.close()
+    memory_of_open.close()
+    assert [tensor.array.tolist() for tensor in slot.tensors] == [[1] * 8, [2] * 8]
+    setattr(slot, hold, False)
+    slot.close()
