@@ -99,3 +99,9 @@ def test_boxes_are_drawn_on_a_copy_and_saved(tmp_path: Path) -> None:
     np.testing.assert_array_equal(page, before)
     np.testing.assert_array_equal(read, drawn)
     assert (drawn != page).any()
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UsageError, match=r"file/page\.png: .*\. Choose another"):
+        pictures.save_png(tmp_path / "file" / "page.png", noise(8, 8))

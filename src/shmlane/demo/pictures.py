@@ -164,8 +164,15 @@ def save_png(path: Path, picture: Picture) -> None:
     done, encoded = cv2.imencode(".png", picture)
     if not done:
         raise UsageError(f"OpenCV could not encode the picture for {path}.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(encoded.tobytes())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded.tobytes())
+    except OSError as error:
+        raise UsageError(
+            f"The picture cannot be written to {path}: {error.strerror}.",
+            hint="Choose another folder.",
+            path=str(path),
+        ) from error
 
 
 def lines_found(lines: Sequence[TextLine], boxes: Sequence[TextBox]) -> int:

@@ -6,6 +6,7 @@ check failed, a client got a wrong value, or anything was left behind.
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import shmlane
 from shmlane.demo import clients, show
 from shmlane.demo.look import Check, Findings, look
 from shmlane.demo.traces import Traces
+from shmlane.errors import UnsupportedPlatform
 from shmlane.server import TritonServer, demo_models
 from shmlane.server.cache import say
 
@@ -74,6 +76,11 @@ def run(folder: Path, *, quiet: bool, with_bench: bool) -> Outcome:
 
     The picture goes into `folder`. Raises what starting a server raises.
     """
+    if sys.platform != "linux":
+        raise UnsupportedPlatform(
+            f"The demo starts a tritonserver, which does not exist on {sys.platform}.",
+            hint="Run it on Linux.",
+        )
     started = time.monotonic()
     console = show.make_console(quiet=quiet)
     traces = Traces()

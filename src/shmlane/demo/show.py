@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _READING = (
-    "x C++: median latency over that of C++ perf_analyzer HTTP; below 1 is faster. CPU:"
-    " what the client spends on one request. All but the first two rows use shared"
-    f" memory. Medians of {ROUNDS} short rounds in random order."
+    "x C++: p50 over that of C++ perf_analyzer HTTP (cpp-http); below 1 is faster. CPU:"
+    " the client's, for one request. All but the first two rows use shared memory;"
+    " shmlane and C++ find their input in place. Server and clients share the cores:"
+    f" trust the ratios. Medians of {ROUNDS} short rounds in random order."
 )
 
 
