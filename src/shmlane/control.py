@@ -199,10 +199,13 @@ def forget_dead(requests: HttpRequests, regions: Collection[str]) -> Talk[list[s
         return []
     forgotten = []
     for name, key in (yield from registered_keys(requests)).items():
-        if key in regions and name.startswith(f"{key}."):
-            # Refused while a request of the dead still runs; the next one asks again.
-            if (yield from ask(requests.unregister(name))).status == 200:
-                forgotten.append(name)
+        if key not in regions or not name.startswith(f"{key}."):
+            continue
+        reply = yield from ask(requests.unregister(name))
+        if reply.status != 200:
+            # A request of the dead still runs; whoever cleans up next asks again.
+            raise refusal(reply, f"unregistering {name}")
+        forgotten.append(name)
     return forgotten
 
 

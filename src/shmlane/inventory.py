@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from . import blocking, control
 from .errors import ShmlaneError
 from .header import RegionHeader
-from .regions import is_owned, region_files, remove_stale
+from .regions import owner_is_dead, region_files
 from .timing import Deadline
 from .transport import Endpoint, HttpConnection
 from .wire import HttpRequests
@@ -68,52 +67,104 @@ class Cleaned:
     files: list[str]
     registrations: list[str]
 
-
-def clean() -> Cleaned:
-    """Remove this user's regions whose owners died, here and on their servers."""
-    servers = {info.name: info.server for info in list_regions()}
-    files = remove_stale()
-    by_server: defaultdict[str, list[str]] = defaultdict(list)
-    for name in files:
-        if server := servers.get(name):
-            by_server[server].append(name)
-    registrations: list[str] = []
-    for server, names in by_server.items():
-        registrations += ask_server(server, _forget(names)) or []
-    return Cleaned(files, registrations)
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
 
 
-def _forget(
-    names: Iterable[str],
-) -> Callable[[HttpRequests], control.Talk[list[str]]]:
-    return lambda requests: control.forget_dead(requests, set(names))
+def clean_up(
+    *,
+    limit: float = _LIMIT,
+    headers: Mapping[str, Mapping[str, str]] | None = None,
+    force: bool = False,
+) -> Cleaned:
+    """Remove this user's regions whose owners died, here and on their servers.
+
+    limit: seconds for each server. headers: by server URL, where an API is restricted.
+    A region whose server cannot be asked now stays for the next one to clean, unless
+    `force`: without the file, nobody can tell any more whose its registrations are.
+    """
+    cleaned = Cleaned([], [])
+    for path in region_files():
+        # Gone meanwhile, or another user's: not ours to remove.
+        with contextlib.suppress(OSError):
+            if os.lstat(path).st_uid != os.getuid():
+                continue
+            # Locked to the end: nobody can begin to use what is being removed.
+            with owner_is_dead(path) as dead:
+                if dead and (
+                    _clean_server(path, cleaned, limit, headers or {}) or force
+                ):
+                    os.unlink(path)
+                    cleaned.files.append(os.path.basename(path))
+    return cleaned
 
 
-def ask_server(url: str, talk: Callable[[HttpRequests], control.Talk[T]]) -> T | None:
-    """The outcome of a talk with the server at `url`, None if it cannot be had."""
-    deadline = Deadline(_LIMIT)
+def _clean_server(
+    path: str,
+    cleaned: Cleaned,
+    limit: float,
+    headers: Mapping[str, Mapping[str, str]],
+) -> bool:
+    """Have its server forget a dead region; True when nothing is left to forget."""
+    server = _server_of(path)
+    talk = _forget(os.path.basename(path))
+    if not server:
+        return True
+    try:
+        names = ask_server(server, talk, limit=limit, headers=headers.get(server))
+    except (OSError, ShmlaneError):
+        return False
+    cleaned.registrations.extend(names or ())
+    return True
+
+
+def _server_of(path: str) -> str:
+    # A region whose header cannot be read was never registered by us.
     with contextlib.suppress(ShmlaneError):
-        endpoint = Endpoint.parse(url)
-        connection = HttpConnection.open(endpoint, deadline)
-        with contextlib.closing(connection):
-            requests = HttpRequests(endpoint.host_header, "any")
-            return blocking.run(talk(requests), connection, deadline)
-    return None
+        return str(_read_header(path).description.get("server", ""))
+    return ""
+
+
+def _forget(name: str) -> Callable[[HttpRequests], control.Talk[list[str]]]:
+    return lambda requests: control.forget_dead(requests, {name})
+
+
+def ask_server(
+    url: str,
+    talk: Callable[[HttpRequests], control.Talk[T]],
+    *,
+    limit: float = _LIMIT,
+    headers: Mapping[str, str] | None = None,
+) -> T | None:
+    """The outcome of a talk with the server at `url`; None if no server is there.
+
+    Raises `ShmlaneError` when one is there and does not answer as it should.
+    """
+    endpoint, deadline = Endpoint.parse(url), Deadline(limit)
+    try:
+        connection = HttpConnection(endpoint.connect(limit))
+    except (ConnectionRefusedError, FileNotFoundError):
+        return None
+    with contextlib.closing(connection):
+        requests = HttpRequests(endpoint.host_header, "any", headers=headers)
+        return blocking.run(talk(requests), connection, deadline)
 
 
 def _look_at(path: str, known: dict[str, dict[str, str] | None]) -> RegionInfo:
     name, facts = os.path.basename(path), os.stat(path)
+    alive = _ask_alive(path)
     try:
-        alive = is_owned(path)
         header = _read_header(path)
     except (OSError, ShmlaneError):
         return RegionInfo(
-            name=name, nbytes=facts.st_size, uid=facts.st_uid, alive=_ask_alive(path)
+            name=name, nbytes=facts.st_size, uid=facts.st_uid, alive=alive
         )
     about = header.description
     server = str(about.get("server", ""))
     if server not in known:
-        known[server] = ask_server(server, control.registered_keys)
+        known[server] = None
+        with contextlib.suppress(OSError, ShmlaneError):
+            known[server] = ask_server(server, control.registered_keys)
     keys = known[server]
     return RegionInfo(
         name=name,
@@ -129,8 +180,8 @@ def _look_at(path: str, known: dict[str, dict[str, str] | None]) -> RegionInfo:
 
 
 def _ask_alive(path: str) -> bool | None:
-    with contextlib.suppress(OSError):
-        return is_owned(path)
+    with contextlib.suppress(OSError), owner_is_dead(path) as dead:
+        return not dead
     return None
 
 

@@ -173,37 +173,13 @@ def region_files() -> list[str]:
     return []
 
 
-def is_owned(path: str) -> bool:
-    """Whether a living process uses the region file; raises OSError if not allowed."""
-    with _if_dead(path) as dead:
-        return not dead
-
-
-def remove_stale() -> list[str]:
-    """Remove region files of this user whose owner died; return their names.
-
-    Files of other users and of other programs are not opened.
-    """
-    return [os.path.basename(path) for path in region_files() if _remove_if_dead(path)]
-
-
-def _remove_if_dead(path: str) -> bool:
-    # Another process may remove the same file at the same moment.
-    with contextlib.suppress(OSError):
-        if os.lstat(path).st_uid == os.getuid():
-            with _if_dead(path) as dead:
-                if dead:
-                    os.unlink(path)
-                return dead
-    return False
-
-
 @contextlib.contextmanager
-def _if_dead(path: str) -> Iterator[bool]:
-    """Whether no owner of the file lives, and none can appear while this goes on.
+def owner_is_dead(path: str) -> Iterator[bool]:
+    """Whether no owner of a region file lives; none can appear while this goes on.
 
     Getting the exclusive lock is the proof: every process that uses a region holds the
-    shared one, across PID namespaces too.
+    shared one, across PID namespaces too. Raises OSError if the file is gone or this
+    user may not open it.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

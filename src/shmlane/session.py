@@ -25,19 +25,19 @@ from .errors import (
     InferTimeout,
     ModelNotReady,
     PoolClosed,
-    ServerError,
     ServerUnreachable,
     ShmlaneError,
     TransportError,
     UsageError,
 )
 from .exchange import Answer, Exchange, Verdict
+from .inventory import clean_up
 from .layout import Array, ModelMetadata, SlotLayout
 from .leases import BaseLease, Result
 from .memory import SessionMemory
 from .pool import SlotPool
 from .receiver import Receiver
-from .regions import RegionOptions, remove_stale
+from .regions import RegionOptions
 from .slots import Channel, Slot, Tensor
 from .stats import SessionStats
 from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
@@ -49,6 +49,7 @@ from .wire import HttpRequests
 _TRIES = 4
 _OPEN_PAUSE = 0.05
 _CLOSE_PAUSE = 0.002
+_CLEAN_LIMIT = 0.5
 
 
 class _State(Enum):
@@ -129,12 +130,13 @@ class Session:
         self._outputs = outputs
         self._timeouts = timeouts or Timeouts()
         self._region_options = region or RegionOptions()
+        self._connection = connection or Connection()
         self._endpoint = Endpoint.parse(url)
         self._requests = HttpRequests(
             self._endpoint.host_header,
             model,
             version=version,
-            headers=(connection or Connection()).headers,
+            headers=self._connection.headers,
         )
         self._opening = threading.Lock()
         self._connections = 0
@@ -164,18 +166,13 @@ class Session:
         return self
 
     def _open(self) -> None:
-        stale = remove_stale()
+        clean_up(limit=_CLEAN_LIMIT, headers={self.url: self._connection.headers})
         deadline = Deadline(self._timeouts.infer)
         with contextlib.ExitStack() as undo:
             channel = self._connect(deadline)
             undo.callback(channel.close)
             talk = control.discover(self._requests, self.model, version=self.version)
             metadata = blocking.run(talk, channel, deadline)
-            if stale:
-                # What cannot be cleaned up after the dead is no reason not to work.
-                with contextlib.suppress(ServerError):
-                    talk_of_dead = control.forget_dead(self._requests, stale)
-                    blocking.run(talk_of_dead, channel, deadline)
             layout = SlotLayout.plan(
                 metadata, shapes=self._shapes, outputs=self._outputs
             )

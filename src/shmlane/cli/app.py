@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typer
 
-from shmlane.cli import bench, demo, serve
+from shmlane.cli import bench, demo, regions, serve
 
 app = typer.Typer(
     name="shmlane",
@@ -27,3 +27,5 @@ def _commands() -> None:
 app.command()(bench.bench)
 app.command()(demo.demo)
 app.command()(serve.serve)
+app.command()(regions.ls)
+app.command()(regions.clean)
