@@ -12,14 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from shmlane.bench import Plan, Report, Servers, make_plan, perf_analyzer, run, worker
+from shmlane.bench import (
+    CONTENDERS,
+    Plan,
+    Report,
+    Servers,
+    make_plan,
+    perf_analyzer,
+    run,
+    worker,
+)
 from shmlane.bench.server_stats import ServerStats
 from shmlane.errors import ContenderFailed, InstallFailed, ServerUnreachable, UsageError
 from shmlane.server import TritonServer
 from shmlane.server.cache import cache_root, locked
 from tests.polling import eventually
 
-CONTENDERS = (
+MEASURED = (
     "shmlane-http",
     "shmlane-unix",
     "cpp-grpc",
@@ -91,7 +100,7 @@ def _children() -> set[str]:
 @pytest.mark.usefixtures("tools", "nothing_left")
 @pytest.mark.parametrize("fill", [True, False])
 def test_every_contender_is_measured_and_right(servers: Servers, fill: bool) -> None:
-    report = run(small_plan(*CONTENDERS, fill=fill), servers=servers)
+    report = run(small_plan(*MEASURED, fill=fill), servers=servers)
     assert report.notes == ()
     assert report.is_complete
     for row in report.results:
@@ -216,6 +225,20 @@ def test_the_command_refuses_an_unknown_contender() -> None:
     assert "grpcio" in reply.stderr
     assert "tritonclient-grpc-wire" in reply.stderr
     assert reply.stdout == ""
+
+
+def test_the_command_refuses_to_measure_for_a_file_that_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    reply = bench("--json", str(tmp_path / "no" / "numbers.json"))
+    assert reply.returncode == 2
+    assert "--json" in reply.stderr
+    assert "cell" not in reply.stderr
+
+
+def test_the_command_help_names_every_contender() -> None:
+    text = bench("--help").stdout
+    assert [name for name in CONTENDERS if name not in text] == []
 
 
 def bench(*options: str) -> subprocess.CompletedProcess[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ _FAILED = 1
 
 _Quick = typer.Option("--quick", help="Short rounds, fewer of them: some two minutes.")
 _Json = typer.Option("--json", dir_okay=False, help="Write the numbers here as well.")
-_Contenders = typer.Option(metavar="A,B", help="Only these clients; a wrong one lists.")
+_Contenders = typer.Option(metavar="A,B", help="Only these clients, by name.")
 _Payloads = typer.Option(metavar="P,Q", help="Of tiny, resnet50, yolov8.")
 _Concurrency = typer.Option(metavar="1,16", help="Requests in flight.")
 _Rounds = typer.Option(min=1, help="15 if not given, or what --quick allows.")
@@ -32,11 +33,16 @@ def bench(
 ) -> None:
     """Compare clients of one server, each in a process of its own, round by round.
 
+    Clients: shmlane-http, shmlane-unix, cpp-http, cpp-grpc (perf_analyzer),
+    tritonclient-http, tritonclient-grpc; and on request tritonclient-http-wire,
+    tritonclient-grpc-wire, tritonclient-grpc-set, tritonclient-grpc-register.
+
     Exit code 1 if a client could not be measured or got a wrong value.
     """
     from shmlane.bench import make_plan, own_servers, render_table, run
     from shmlane.server.cache import say
 
+    _refuse_lost_output(json_file)
     plan = make_plan(
         contenders=_names(contenders),
         payloads=_names(payloads),
@@ -53,6 +59,14 @@ def bench(
         json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
     if not report.is_complete:
         raise typer.Exit(_FAILED)
+
+
+def _refuse_lost_output(file: Path | None) -> None:
+    """Before minutes of measuring, not after."""
+    if file is not None and not os.access(file.absolute().parent, os.W_OK):
+        raise typer.BadParameter(
+            f"The folder of {file} cannot be written.", param_hint="--json"
+        )
 
 
 def _names(text: str | None) -> list[str] | None:
