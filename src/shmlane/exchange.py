@@ -115,7 +115,7 @@ class Exchange:
     def accept(self, slot: Slot, reply: HttpReply, raw: bytes) -> Answer | Verdict:
         """Judge a complete reply; raises `ServerError`, `RequestLost`, `ProtocolError`.
 
-        raw: the bytes of the reply if they came in one piece, to know it again.
+        raw: the bytes that came first, to know the reply again if they are all of it.
         After `RequestLost` and `ProtocolError` the server still holds the slot.
         """
         if not reply.is_from_triton:
@@ -137,7 +137,9 @@ class Exchange:
         self.withdraw(slot)
         wire = _take_outputs(slot, prepared, answer)
         accepted = Answer(answer, wire)
-        prepared.remember(raw if not wire else b"", accepted)
+        # The head alone would pass for any reply of the same length.
+        is_whole = raw.endswith(b"\r\n\r\n" + reply.body)
+        prepared.remember(raw if is_whole and not wire else b"", accepted)
         return accepted
 
     def _failure(self, reply: HttpReply) -> ServerError:
@@ -221,13 +223,16 @@ def _take_outputs(
                 output=tensor.name,
             )
         _check_output(tensor, output, on_wire=tensor.name in prepared.wire)
-        if output.data is not None:
-            flat = np.frombuffer(output.data, tensor.spec.dtype)
-            wire[tensor.name] = flat.reshape(output.shape)
-        elif output.shape != tensor.shape:
-            tensor.reshape(output.shape)
-            # Replies known by their bytes stand for the shapes of that time.
-            prepared.forget()
+        try:
+            if output.data is not None:
+                flat = np.frombuffer(output.data, tensor.spec.dtype)
+                wire[tensor.name] = flat.reshape(output.shape)
+            elif output.shape != tensor.shape:
+                tensor.reshape(output.shape)
+                # Replies known by their bytes stand for the shapes of that time.
+                prepared.forget()
+        except (ValueError, OverflowError) as error:
+            raise _misfit(tensor, output, "no array can have that shape") from error
     return wire
 
 
@@ -240,12 +245,16 @@ def _check_output(tensor: Tensor, output: OutputReply, *, on_wire: bool) -> None
         place = 0 if on_wire else tensor.capacity
         fits = nbytes <= place
     if not fits or output.datatype != tensor.spec.datatype:
-        raise InferFailed(
-            f"output {tensor.name!r} came as {output.datatype} {output.shape}, which"
-            f" does not fit {place} bytes of {tensor.spec!r}.",
-            output=tensor.name,
-            shape=output.shape,
-        )
+        reason = f"that does not fit {place} bytes of {tensor.spec!r}"
+        raise _misfit(tensor, output, reason)
+
+
+def _misfit(tensor: Tensor, output: OutputReply, reason: str) -> InferFailed:
+    return InferFailed(
+        f"output {tensor.name!r} came as {output.datatype} {output.shape}: {reason}.",
+        output=tensor.name,
+        shape=output.shape,
+    )
 
 
 def _not_tritons(reply: HttpReply) -> RequestLost:

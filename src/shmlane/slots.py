@@ -123,10 +123,10 @@ class Tensor:
 
     def reshape(self, shape: Shape | None) -> None:
         """Take the shape that `array` has; the caller has checked that it fits."""
-        self.shape = shape
         nbytes = 0 if shape is None else self.spec.nbytes(shape)
         flat: Array = self.root[:nbytes].view(self.spec.dtype)
         self.array = flat if shape is None else flat.reshape(shape)
+        self.shape = shape
 
     @property
     def is_at_rest(self) -> bool:
