@@ -13,6 +13,7 @@ installed into the cache on first use and never imported here.
 
 from __future__ import annotations
 
+from shmlane.bench.overhead import Overhead, measure_overhead
 from shmlane.bench.plan import (
     CONTENDERS,
     PAYLOADS,
@@ -32,6 +33,7 @@ __all__ = [
     "PAYLOADS",
     "Cell",
     "Contender",
+    "Overhead",
     "Payload",
     "Plan",
     "Ratio",
@@ -41,6 +43,7 @@ __all__ = [
     "Servers",
     "Spread",
     "make_plan",
+    "measure_overhead",
     "own_servers",
     "render_table",
     "run",

@@ -57,8 +57,28 @@ class Overhead:
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
+    def render(self) -> str:
+        """The path and its beginnings as text of 80 columns."""
+        lines = [
+            f"overhead, {self.payload}: one thread, one connection;"
+            f" {self.rounds} rounds of {self.requests}",
+            f"  {'':<38}{'CPU µs':>9}{'p50 µs':>9}",
+        ]
+        lines += [
+            f"  {part.name:<38}{part.cpu_us:>9.2f}{part.p50_us:>9.2f}"
+            for part in (self.bare, *self.parts, self.path)
+        ]
+        lines += [
+            f"  {'shmlane adds (median over rounds)':<38}{self.cpu_us:>9.2f}"
+            f"{self.p50_us:>9.2f}",
+            f"  {'  least and most':<38}"
+            f"{f'{self.cpu_us_min:.1f}..{self.cpu_us_max:.1f}':>9}"
+            f"  {self.p50_us_min:.1f}..{self.p50_us_max:.1f}",
+        ]
+        return "\n".join(lines) + "\n"
 
-def measure(url: str, payload: Payload, *, rounds: int) -> Overhead:
+
+def measure_overhead(url: str, payload: Payload, *, rounds: int) -> Overhead:
     """Measure against the server at `url`, which serves `sink`. Takes some seconds."""
     with Session(url, _MODEL, slots=1, shapes={_INPUT: payload.shape}) as session:
         steps = _steps(session)

@@ -19,6 +19,9 @@ _Concurrency = typer.Option(metavar="1,16", help="Requests in flight.")
 _Rounds = typer.Option(min=1, help="15 if not given, or what --quick allows.")
 _Fill = typer.Option("--fill", help="Write the whole input in every call.")
 _Seed = typer.Option(help="Repeats the order of an earlier run.")
+_Case = typer.Option(
+    metavar="NAME", help="overhead: what shmlane adds to the bare bytes, by part."
+)
 
 
 def bench(
@@ -30,6 +33,7 @@ def bench(
     rounds: Annotated[int | None, _Rounds] = None,
     fill: Annotated[bool, _Fill] = False,
     seed: Annotated[int | None, _Seed] = None,
+    case: Annotated[str | None, _Case] = None,
 ) -> None:
     """Compare clients of one server, each in a process of its own, round by round.
 
@@ -43,6 +47,9 @@ def bench(
     from shmlane.server.cache import say
 
     _refuse_lost_output(json_file)
+    if case is not None:
+        _run_case(case, _names(payloads) or ["yolov8"], rounds or 30, json_file)
+        return
     plan = make_plan(
         contenders=_names(contenders),
         payloads=_names(payloads),
@@ -59,6 +66,27 @@ def bench(
         json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
     if not report.is_complete:
         raise typer.Exit(_FAILED)
+
+
+def _run_case(
+    case: str, payloads: list[str], rounds: int, json_file: Path | None
+) -> None:
+    from shmlane.bench import make_plan, measure_overhead
+    from shmlane.server import TritonServer, demo_models
+
+    if case != "overhead":
+        raise typer.BadParameter(f"no case {case!r}; known is overhead.")
+    plan = make_plan(payloads=payloads)
+    with TritonServer(demo_models("sink")) as server:
+        measured = [
+            measure_overhead(server.http_url, payload, rounds=rounds)
+            for payload in plan.payloads
+        ]
+    for overhead in measured:
+        typer.echo(overhead.render(), nl=False)
+    if json_file is not None:
+        facts = {"overhead": [overhead.to_json() for overhead in measured]}
+        json_file.write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def _refuse_lost_output(file: Path | None) -> None:
