@@ -228,9 +228,10 @@ def _take_outputs(
                 flat = np.frombuffer(output.data, tensor.spec.dtype)
                 wire[tensor.name] = flat.reshape(output.shape)
             elif output.shape != tensor.shape:
-                tensor.reshape(output.shape)
-                # Replies known by their bytes stand for the shapes of that time.
+                # Replies known by their bytes stand for the shapes of their time. They
+                # go first: Ctrl-C in between must not leave one that does not fit.
                 prepared.forget()
+                tensor.reshape(output.shape)
         except (ValueError, OverflowError) as error:
             raise _misfit(tensor, output, "no array can have that shape") from error
     return wire

@@ -108,25 +108,46 @@ class Tensor:
 
     def bind(self, registration: Registration, offset: int, capacity: int) -> None:
         """Lie at `offset` of the registered region from now on."""
+        fits = self.default is not None and self.spec.nbytes(self.default) <= capacity
+        self._renew_arrays(
+            registration, offset, capacity, self.default if fits else None
+        )
+
+    def revive(self) -> None:
+        """Make new arrays over the same block, whose old ones died."""
+        self._renew_arrays(self.registration, self.offset, self.capacity, self.shape)
+
+    def _renew_arrays(
+        self,
+        registration: Registration,
+        offset: int,
+        capacity: int,
+        shape: Shape | None,
+    ) -> None:
+        # Views of an old root keep the old one and its mapping.
+        root = registration.region.array(offset, capacity)
+        array = self._shaped(root, shape)
+        # Nothing is called in between: Ctrl-C finds all of this done, or nothing.
         self.registration = registration
         self.offset = offset
         self.capacity = capacity
-        self.renew_arrays(self.default)
-
-    def renew_arrays(self, shape: Shape | None) -> None:
-        """Make a new root; views of an old one keep the old one and its mapping."""
-        self.root = self.registration.region.array(self.offset, self.capacity)
-        fits = shape is not None and self.spec.nbytes(shape) <= self.capacity
-        self.reshape(shape if fits else None)
+        self.root = root
+        self.array = array
+        self.shape = shape
+        del root, array
         # Counted where no view can exist yet.
         self.resting = getrefcount(self.root)
 
-    def reshape(self, shape: Shape | None) -> None:
+    def reshape(self, shape: Shape) -> None:
         """Take the shape that `array` has; the caller has checked that it fits."""
-        nbytes = 0 if shape is None else self.spec.nbytes(shape)
-        flat: Array = self.root[:nbytes].view(self.spec.dtype)
-        self.array = flat if shape is None else flat.reshape(shape)
+        array = self._shaped(self.root, shape)
+        self.array = array
         self.shape = shape
+
+    def _shaped(self, root: Array, shape: Shape | None) -> Array:
+        nbytes = 0 if shape is None else self.spec.nbytes(shape)
+        flat: Array = root[:nbytes].view(self.spec.dtype)
+        return flat if shape is None else flat.reshape(shape)
 
     @property
     def is_at_rest(self) -> bool:
@@ -279,15 +300,15 @@ class Slot:
         self.watches.clear()
         for tensor in self.tensors:
             if tensor.root is _NOTHING:
-                tensor.renew_arrays(tensor.shape)
+                tensor.revive()
         return True
 
     # --- memory and registration ------------------------------------------------------
 
     def reshape(self, tensor: Tensor, shape: Shape) -> None:
         """Give `tensor` another shape that fits its block."""
-        tensor.reshape(shape)
         self.prepared = None
+        tensor.reshape(shape)
 
     def extend(
         self, tensor: Tensor, region: Region, *, offset: int, capacity: int
@@ -297,24 +318,26 @@ class Slot:
         The slot must not be held by the server. Arrays over the old block stay valid
         and mean nothing to the server any more.
         """
-        if old := self.extensions.pop(tensor.name, None):
-            self.registrations.remove(old)
-            self.obsolete.append(old.name)
-            old.region.close()
+        self.prepared = None
         self.generation += 1
         registration = Registration(region, self.index, self.generation)
         self.registrations.append(registration)
-        self.extensions[tensor.name] = registration
         tensor.bind(registration, offset, capacity)
-        self.prepared = None
+        # Last: interrupted before, the old block is still complete.
+        old = self.extensions.get(tensor.name)
+        self.extensions[tensor.name] = registration
+        if old is not None:
+            self.registrations.remove(old)
+            self.obsolete.append(old.name)
+            old.region.close()
 
     def renew_registrations(self) -> None:
         """The server forgot or may have forgotten this slot: all names anew."""
+        self.prepared = None
         self.generation += 1
         for registration in self.registrations:
             self.obsolete.append(registration.name)
             registration.renew(self.generation)
-        self.prepared = None
 
     def unregistered(self) -> Iterator[Registration]:
         return (each for each in self.registrations if not each.is_live)
