@@ -6,6 +6,7 @@ test goes through every instruction, or every line, one after the other.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ from typing import Any, Generic, TypeVar
 from shmlane import pool, slots
 
 T = TypeVar("T")
+Place = TypeVar("Place", "Intrusion[Any]", "Halt[Any]", "CtrlC")
+
+_PACKAGE = os.path.dirname(pool.__file__)
 
 _TRACED = {pool.__file__, slots.__file__}
 _PATIENCE = 10.0
@@ -62,6 +66,32 @@ class Intrusion(Generic[T]):
         tracer = _Tracer(at, intruder, event="opcode")
         self.result = tracer.run(operation)
         self.was_reached = tracer.was_reached
+
+
+class CtrlC:
+    """`operation` with Ctrl-C pressed at one of the moments Python looks for it.
+
+    That is where a function of the package begins or ends, or has called one in C.
+    """
+
+    def __init__(self, operation: Callable[[], object], at: int) -> None:
+        self._left = at
+        self.was_reached = False
+        before = sys.getprofile()
+        sys.setprofile(self._look)
+        try:
+            operation()
+        except KeyboardInterrupt:
+            assert self.was_reached
+        finally:
+            sys.setprofile(before)
+
+    def _look(self, frame: FrameType, event: str, _arg: object) -> None:
+        if event != "c_call" and frame.f_code.co_filename.startswith(_PACKAGE):
+            self._left -= 1
+            if self._left == -1:
+                self.was_reached = True
+                raise KeyboardInterrupt
 
 
 class Halt(Generic[T]):
@@ -118,10 +148,10 @@ class Halt(Generic[T]):
         self.end()
 
 
-def every(run: Callable[[int], Intrusion[T] | Halt[T]]) -> Iterator[T]:
-    """The results of `run(0)`, `run(1)`, ... until the place is no longer reached."""
+def every(run: Callable[[int], Place]) -> Iterator[Place]:
+    """`run(0)`, `run(1)`, ... until the place is no longer reached."""
     at = 0
     while (one := run(at)).was_reached:
-        yield one.result
+        yield one
         at += 1
-    assert at > 0, "nothing of the pool or the slots was traced"
+    assert at > 0, "nothing of the package was traced"

@@ -14,6 +14,7 @@ from shmlane.errors import ProtocolError
 from shmlane.exchange import Answer, Exchange, Verdict
 from shmlane.layout import ModelMetadata, TensorSpec
 from shmlane.slots import Slot, Tensor
+from tests.unit.interleaving import CtrlC, every
 from tests.unit.scripted import (
     OPEN,
     PLAIN,
@@ -314,6 +315,20 @@ def test_any_row_of_shapes_is_told_apart(sizes: list[int]) -> None:
         assert isinstance(answered(exchange, slot, output("Y", (size,))), Answer)
         assert y.array.shape == (size,)
         assert y.array.nbytes == 4 * size
+
+
+def test_ctrl_c_at_any_moment_of_a_reply_leaves_no_reply_known_by_mistake() -> None:
+    def pressed_at(moment: int) -> CtrlC:
+        exchange, slot = open_slot()
+        for _ in range(2):
+            answered(exchange, slot, output("Y", (8,)))
+        press = CtrlC(lambda: answered(exchange, slot, output("Y", (3,))), moment)
+        for size in (8, 3, 8):
+            answered(exchange, slot, output("Y", (size,)))
+            assert y_shape(slot) == slot.outputs["Y"].shape == (size,)
+        return press
+
+    assert len(list(every(pressed_at))) > 20
 
 
 def test_a_shape_of_another_rank_is_told_too() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shmlane.errors import OutOfSharedMemory
 from shmlane.exchange import Exchange
 from shmlane.header import RegionHeader
 from shmlane.memory import SessionMemory
-from shmlane.regions import PAGE_BYTES, RegionOptions
+from shmlane.regions import PAGE_BYTES, Region, RegionOptions
 from shmlane.slots import Slot, Tensor
-from tests.unit.scripted import OPEN, REQUESTS, ScriptedChannel, memory, view_of
+from tests.unit.interleaving import CtrlC, every
+from tests.unit.scripted import OPEN, REQUESTS, SMALL, ScriptedChannel, memory, view_of
 
 # --- tensors that move ----------------------------------------------------------------
 
@@ -105,6 +107,60 @@ def test_growing_makes_the_prepared_requests_void(
     assert slot.prepared is not None
     grown(memory_of_open, slot)
     assert slot.prepared is None
+
+
+def is_consistent(slot: Slot) -> bool:
+    """Whether every array lies where the next request will say that it lies."""
+    for number, tensor in enumerate(slot.tensors):
+        tensor.array[...] = number
+        block = tensor.registration.region.array(tensor.offset, tensor.array.nbytes)
+        told = block.view(np.float32)
+        if tensor.registration not in slot.registrations or not (told == number).all():
+            return False
+    if slot.prepared is None:
+        return True
+    before = slot.prepared.requests
+    Exchange(REQUESTS, OPEN).prepare(slot, 1)
+    return slot.prepared.requests == before
+
+
+def test_ctrl_c_at_any_moment_of_a_move_leaves_a_slot_that_works(
+    memory_of_open: SessionMemory,
+) -> None:
+    def pressed_at(moment: int) -> CtrlC:
+        (slot,) = memory_of_open.make_slots(1)
+        tensor = grown(memory_of_open, slot)
+        Exchange(REQUESTS, OPEN).prepare(slot, 1)
+        region = Region(3 * PAGE_BYTES, header=b"", options=SMALL)
+        press = CtrlC(
+            lambda: slot.extend(
+                tensor, region, offset=PAGE_BYTES, capacity=2 * PAGE_BYTES
+            ),
+            moment,
+        )
+        assert is_consistent(slot)
+        assert slot.is_at_rest
+        slot.close()
+        region.close()
+        return press
+
+    assert len(list(every(pressed_at))) > 20
+
+
+def test_ctrl_c_at_any_moment_of_a_new_shape_leaves_a_slot_that_works(
+    memory_of_open: SessionMemory,
+) -> None:
+    def pressed_at(moment: int) -> CtrlC:
+        (slot,) = memory_of_open.make_slots(1)
+        Exchange(REQUESTS, OPEN).prepare(slot, 1)
+        press = CtrlC(lambda: slot.reshape(slot.inputs["X"], (3,)), moment)
+        tensor = slot.inputs["X"]
+        assert tensor.array.shape == tensor.shape
+        assert is_consistent(slot)
+        slot.close()
+        return press
+
+    assert len(list(every(pressed_at))) > 2
 
 
 def test_blocks_grow_by_half_at_least(memory_of_open: SessionMemory) -> None:
