@@ -54,6 +54,7 @@ _OUTPUT = Path("/dev/shm/OUTPUT__0")
 _POLL_S = 0.01
 _PILOT_REQUESTS = 400
 _PILOT_S = 0.5
+_PILOTS = 2
 _START_LIMIT_S = 5.0
 _SLOWDOWN_LIMIT = 8
 _TRIES = 2
@@ -106,13 +107,17 @@ class Run:
     sent: bytes
     received: bytes
 
+    def after(self, settle: int) -> tuple[Times, Times]:
+        """Start and end of each request but the first ones, which only warm up."""
+        return self.starts_ns[settle:], self.ends_ns[settle:]
+
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
     """The mode that had the lower median latency, and its pace."""
 
     mode: str
-    p50_ns: float
+    p50_us: float
     requests_per_s: float
 
 
@@ -133,7 +138,6 @@ class PerfAnalyzer:
         self._tool = tool
         self._name = f"{contender.name} ({cell})"
         self._stats = stats
-        self._concurrency = cell.concurrency
         self._settle = max(20, 4 * cell.concurrency)
         self._command = [
             str(tool.executable), "-m", stats.model, "-u", url,
@@ -172,22 +176,21 @@ class PerfAnalyzer:
         """Nothing runs between rounds."""
 
     def _try_modes(self) -> Pilot:
-        pilots = []
-        for mode in ("--sync", "--async"):
-            run = self._run(mode, self._settle + _PILOT_REQUESTS, _PILOT_S)
-            if run is not None:
-                starts, ends = (
-                    run.starts_ns[self._settle :],
-                    run.ends_ns[self._settle :],
-                )
-                window_s = float(ends.max() - starts[0]) / 1e9
-                p50 = float(np.median(ends - starts))
-                pilots.append(Pilot(mode, p50, len(ends) / window_s))
+        tried = (self._try(mode) for mode in ("--sync", "--async") * _PILOTS)
+        pilots = [pilot for pilot in tried if pilot is not None]
         if not pilots:
             raise ContenderFailed(
                 f"perf_analyzer never ended for {self._name}, in either mode."
             )
-        return min(pilots, key=lambda pilot: pilot.p50_ns)
+        return min(pilots, key=lambda pilot: pilot.p50_us)
+
+    def _try(self, mode: str) -> Pilot | None:
+        run = self._run(mode, self._settle + _PILOT_REQUESTS, _PILOT_S)
+        if run is None:
+            return None
+        starts, ends = run.after(self._settle)
+        pace = len(ends) / float(ends.max() - starts[0]) * 1e9
+        return Pilot(mode, percentiles_us(ends - starts)["p50_us"], pace)
 
     def _run(self, mode: str, requests: int, expected_s: float) -> Run | None:
         """One run under the machine's lock, or None if it did not end by itself."""
@@ -320,8 +323,8 @@ def _last_lines(text: bytes) -> str:
 
 
 def make_sample(run: Run, counted: Count, settle: int) -> Sample:
-    """What the export says after the first `settle` requests, which only warm up."""
-    starts, ends = run.starts_ns[settle:], run.ends_ns[settle:]
+    """What the server counted, timed by the export less its first `settle` requests."""
+    starts, ends = run.after(settle)
     window_s = float(ends.max() - starts[0]) / 1e9
     notes = []
     if counted.inferences != len(run.ends_ns):
