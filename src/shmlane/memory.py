@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 
-from .errors import OutOfSharedMemory
+from .errors import OutOfSharedMemory, PoolClosed
 from .header import RegionHeader
 from .layout import SlotLayout, TensorPlan
 from .regions import PAGE_BYTES, Region, RegionOptions, round_up
@@ -30,6 +30,7 @@ class SessionMemory:
         self._lock = threading.Lock()
         self._regions: list[Region] = []
         self._extension_bytes = 0
+        self._closed = False
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +65,9 @@ class SessionMemory:
         slot.extend(tensor, region, offset=header.first_slot, capacity=capacity)
 
     def close(self) -> None:
+        """Let go of the slots' regions; from here on none is made."""
+        with self._lock:
+            self._closed = True
         for region in self._regions:
             region.close()
 
@@ -73,6 +77,9 @@ class SessionMemory:
         )
 
     def _make_region(self, header: RegionHeader) -> Region:
+        # A thread that was about to make one must not leave it behind.
+        if self._closed:
+            raise PoolClosed("the session is closed.")
         limit, wanted = self._options.max_bytes, self.nbytes + header.region_bytes
         if limit is not None and wanted > limit:
             raise OutOfSharedMemory(

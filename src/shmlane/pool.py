@@ -20,18 +20,22 @@ from collections.abc import Callable, Sequence
 from .errors import LeaseTimeout, PoolClosed
 from .slots import COUNTS_ARE_EXACT, Label, RootWatch, Slot
 
+Spare = Callable[[], Sequence[Slot]]
+
 
 class Waiter:
     """One caller that waits for a slot, in turn.
 
-    A slot counts as given once `slot` is set under the pool's lock; a waiter that gives
-    up learns under the same lock whether it came too late to do so.
+    A slot counts as given once `slot` is set under the pool's lock, and so does the
+    errand to make spare slots; a waiter that gives up learns under the same lock
+    whether it came too late to do so.
     """
 
-    __slots__ = ("_gate", "gave_up", "slot")
+    __slots__ = ("_gate", "gave_up", "slot", "spare")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
+        self.spare: Spare | None = None
         self.gave_up = False
         # A bare lock: opening it is one C call that a finaliser cannot interrupt.
         self._gate = _thread.allocate_lock()
@@ -51,13 +55,11 @@ class SlotPool:
         one of them is kept only by views of its last lease.
     """
 
-    def __init__(
-        self, slots: Sequence[Slot], *, spare: Callable[[], Sequence[Slot]]
-    ) -> None:
+    def __init__(self, slots: Sequence[Slot], *, spare: Spare) -> None:
         self.slots = list(slots)
         self.waits = 0
         self.spare_slots = 0
-        self._spare: Callable[[], Sequence[Slot]] | None = spare
+        self._spare: Spare | None = spare
         # The last slot released is the first handed out: its memory is in the cache.
         self._free = deque(reversed(self.slots))
         self._pinned: deque[Slot] = deque()
@@ -138,11 +140,10 @@ class SlotPool:
         """
         while self._pinned:
             slot = self._pinned.popleft()
-            if slot.is_at_rest:
-                self._free.append(slot)
-            else:
+            if slot.watch(self._note_death):
                 self._watched += 1
-                slot.watch(self._note_death)
+            else:
+                self._free.append(slot)
 
     def _note_death(self, watch: RootWatch) -> None:
         self._deaths.append(watch)
@@ -170,24 +171,28 @@ class SlotPool:
             self._count_deaths()
             if self._free and not self._waiters:
                 return self._free.pop()
-            if self._watched and not self._free:
+            if self._wants_spare:
                 spare, self._spare = self._spare, None
-        slots = [] if spare is None else self._make_spare(spare)
+        if spare is not None:
+            return self._make_spare(spare)
         self._settle()
-        return slots[0] if slots else None
+        return None
 
-    def _make_spare(self, spare: Callable[[], Sequence[Slot]]) -> Sequence[Slot]:
+    def _make_spare(self, spare: Spare) -> Slot:
+        """Add the spare slots, and take the first of them."""
         try:
             slots = spare()
+            with self._lock:
+                self.spare_slots = len(slots)
+                self.slots += slots
+                self._free.extend(reversed(slots[1:]))
         except BaseException:
             # No room now is no reason not to ask again.
             self._spare = spare
             raise
-        with self._lock:
-            self.spare_slots = len(slots)
-            self.slots += slots
-            self._free.extend(reversed(slots[1:]))
-        return slots
+        finally:
+            self._settle()
+        return slots[0]
 
     def _wait_in_turn(self, timeout: float | None) -> Slot:
         waiter = Waiter()
@@ -202,9 +207,12 @@ class SlotPool:
         except BaseException:
             if (slot := self._withdraw(waiter)) is not None:
                 self.release(slot)
+            self._spare = waiter.spare or self._spare
             raise
         if (slot := self._withdraw(waiter)) is not None:
             return slot
+        if waiter.spare is not None:
+            return self._make_spare(waiter.spare)
         self._check_open()
         raise self._timed_out(timeout)
 
@@ -239,11 +247,20 @@ class SlotPool:
         return not COUNTS_ARE_EXACT and bool(self._pinned)
 
     def _serve(self) -> None:
-        while self._waiters and self._free:
+        while self._waiters and (self._free or self._wants_spare):
             waiter = self._waiters.popleft()
-            if not waiter.gave_up:
+            if waiter.gave_up:
+                continue
+            if self._free:
                 waiter.slot = self._free.pop()
-                waiter.open_gate()
+            else:
+                waiter.spare, self._spare = self._spare, None
+            waiter.open_gate()
+
+    @property
+    def _wants_spare(self) -> bool:
+        """Whether nothing but views stands in the way. Under the lock."""
+        return bool(self._watched and not self._free and self._spare)
 
     # --- telling ----------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Owns the meaning of timeouts (seconds, None for no limit). Refuses to wait.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -45,7 +46,7 @@ class Timeouts:
 
 def check_timeout(value: float | None, name: str = "timeout") -> float | None:
     """`value` if it is None or a number of seconds >= 0, else `UsageError`."""
-    if value is not None and not 0 <= value < math.inf:
+    if value is not None and not 0 <= value <= threading.TIMEOUT_MAX:
         raise UsageError(
             f"{name}={value!r} is not a time limit: give seconds >= 0, or None to wait"
             " for ever."
