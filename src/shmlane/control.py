@@ -63,7 +63,10 @@ def discover(
     server = yield from _server_version(requests)
     ready = yield from ask(requests.model_ready())
     metadata = yield from ask(requests.model_metadata())
-    if ready.status != 200 or metadata.status != 200:
+    if metadata.status == 403:
+        raise refusal(metadata, f"asking for model {model!r}")
+    # Where health alone is restricted, a model that is there is told by its metadata.
+    if ready.status not in (200, 403) or metadata.status != 200:
         yield from _explain_missing(requests, model, version)
     # A restricted or missing configuration costs only what the metadata cannot say.
     config = yield from ask(requests.model_config())
@@ -142,10 +145,11 @@ def register(requests: HttpRequests, slot: Slot) -> Talk[None]:
         reply = yield from ask(
             requests.register(each.name, each.key, each.region.nbytes)
         )
-        slot.obsolete.remove(each.name)
-        if reply.status != 200:
+        each.is_live = reply.status == 200
+        if each.is_live or reply.is_from_triton:
+            slot.obsolete.remove(each.name)
+        if not each.is_live:
             raise _registration_refusal(reply, each)
-        each.is_live = True
 
 
 def unregister(requests: HttpRequests, slot: Slot) -> Talk[None]:
@@ -230,17 +234,23 @@ def drain(requests: HttpRequests, slot: Slot, version: str) -> Talk[bool]:
         else:
             yield from ask(requests.unregister(name))
             yield from _ask_until(requests.region_status(name), {400, 404})
+    gone = {registration.name for registration in slot.registrations}
     slot.renew_registrations()
-    # They are gone for certain: nothing is left to take back.
-    slot.obsolete.clear()
+    slot.obsolete = [name for name in slot.obsolete if name not in gone]
     return True
 
 
 def _ask_until(request: bytes, statuses: set[int]) -> Talk[None]:
     pause = _FIRST_PAUSE
-    while (yield from ask(request)).status not in statuses:
+    while not _is_said_by_triton((yield from ask(request)), statuses):
         yield Pause(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _is_said_by_triton(reply: HttpReply, statuses: set[int]) -> bool:
+    """Whether one of `statuses` came; that of a gateway proves nothing."""
+    known = reply.status == 200 or reply.error_text is not None
+    return known and reply.status in statuses
 
 
 def parse_version(text: str) -> tuple[int, int]:
