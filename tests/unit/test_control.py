@@ -1,0 +1,310 @@
+"""Talks about the memory of a slot: registered, taken back, drained, in any version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shmlane import control
+from shmlane.control import drain, forget, parse_version, register
+from shmlane.errors import (
+    AccessRestricted,
+    RegionNotVisible,
+    ServerError,
+    SharedMemoryDisabled,
+    ShmlaneError,
+)
+from shmlane.slots import Slot
+from tests.unit.scripted import (
+    OPEN,
+    REQUESTS,
+    Script,
+    error,
+    http,
+    in_turn,
+    memory,
+)
+
+RESTRICTED = error(403, "This API is restricted, expecting header 'K'")
+IN_USE = error(500, "Cannot unregister shared memory region 'r', it is in use.")
+GONE = error(404, "Unable to find system shared memory region: 'r'")
+OK = http(200)
+LISTED = http(200, "[]")
+
+
+# --- registering ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def slot() -> Iterator[Slot]:
+    """A slot with two registrations: its region and a block that grew."""
+    shared = memory(OPEN, shapes={"X": (8,)}, outputs={"Y": (8,)})
+    (made,) = shared.make_slots(1)
+    shared.grow(made, made.inputs["X"], 5000)
+    yield made
+    made.close()
+    shared.close()
+
+
+@pytest.fixture
+def live(slot: Slot) -> Slot:
+    for each in slot.registrations:
+        each.is_live = True
+    return slot
+
+
+def names(slot: Slot) -> list[str]:
+    return [each.name for each in slot.registrations]
+
+
+def registering(*names: str) -> list[str]:
+    return [f"POST /v2/systemsharedmemory/region/{name}/register" for name in names]
+
+
+def unregistering(*names: str) -> list[str]:
+    return [f"POST /v2/systemsharedmemory/region/{name}/unregister" for name in names]
+
+
+def status_of(name: str) -> str:
+    return f"GET /v2/systemsharedmemory/region/{name}/status"
+
+
+def run(slot: Slot, *replies: bytes) -> Script:
+    script = Script(in_turn(*replies))
+    script.run(register(REQUESTS, slot))
+    return script
+
+
+def test_every_region_is_registered_whole_under_name_and_key(slot: Slot) -> None:
+    script = run(slot, OK, OK)
+    assert script.lines == registering(*names(slot))
+    assert [request.body for request in script.asked] == [
+        {"key": each.key, "byte_size": each.region.nbytes}
+        for each in slot.registrations
+    ]
+    assert all(each.is_live for each in slot.registrations)
+    assert slot.obsolete == []
+
+
+def test_what_is_registered_is_left_alone(slot: Slot) -> None:
+    slot.registrations[0].is_live = True
+    assert run(slot, OK).lines == registering(names(slot)[1])
+    assert run(slot).lines == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "words"),
+    [
+        (
+            error(500, "Unable to open shared memory region: '/k'"),
+            RegionNotVisible,
+            "--ipc=host",
+        ),
+        (
+            error(501, "Client shared memory is disabled. Start the server"),
+            SharedMemoryDisabled,
+            "--allow-client-shm=true",
+        ),
+        (RESTRICTED, AccessRestricted, "expecting header 'K'"),
+        (error(400, "failed to register: invalid args"), ServerError, "invalid args"),
+    ],
+)
+def test_a_refused_registration_says_what_to_do(
+    slot: Slot, reply: bytes, kind: type[ShmlaneError], words: str
+) -> None:
+    with pytest.raises(ShmlaneError) as caught:
+        run(slot, reply)
+    assert type(caught.value) is kind
+    assert words in str(caught.value)
+    assert not slot.registrations[0].is_live
+    # The server has said that it does not know the name: there is nothing to undo.
+    assert slot.obsolete == []
+
+
+def test_a_region_that_the_server_cannot_open_is_named(slot: Slot) -> None:
+    with pytest.raises(RegionNotVisible) as caught:
+        run(slot, error(500, "Unable to open shared memory region: '/k'"))
+    region = slot.registrations[0].region
+    assert region.path in str(caught.value)
+    assert caught.value.context["region"] == region.name
+
+
+def interrupted(slot: Slot, *replies: bytes) -> Script:
+    """A registration whose connection breaks when the replies are used up."""
+    replies_left = list(replies)
+
+    def answer(request: bytes) -> bytes:
+        if not replies_left:
+            raise ConnectionError("broken")
+        return replies_left.pop(0)
+
+    script = Script(answer)
+    with pytest.raises(ConnectionError):
+        script.run(register(REQUESTS, slot))
+    return script
+
+
+def test_an_interrupted_registration_is_taken_back_before_a_new_name(
+    slot: Slot,
+) -> None:
+    base, extension = names(slot)
+    interrupted(slot)
+    assert slot.obsolete == [base]
+    script = run(slot, OK, OK, OK)
+    new = names(slot)[0]
+    assert new not in (base, extension)
+    assert script.lines == [*unregistering(base), *registering(new, extension)]
+    assert slot.obsolete == []
+
+
+def test_a_registration_interrupted_twice_is_taken_back_twice(slot: Slot) -> None:
+    doubtful = [names(slot)[0]]
+    interrupted(slot)
+    # First breaks the taking back, then the registering.
+    interrupted(slot)
+    interrupted(slot, OK)
+    doubtful.append(names(slot)[0])
+    assert slot.obsolete == [doubtful[1]]
+    assert run(slot, OK, OK, OK).lines[0] == unregistering(doubtful[1])[0]
+    assert names(slot)[0] not in doubtful
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        http(502, "<html>Bad Gateway</html>"),
+        http(503, "upstream"),
+        error(504, "upstream"),
+        error(500, "no", Via="1.1 varnish"),
+    ],
+)
+def test_a_registration_answered_by_somebody_else_is_in_doubt(
+    slot: Slot, reply: bytes
+) -> None:
+    base = names(slot)[0]
+    with pytest.raises(ServerError):
+        run(slot, reply)
+    assert slot.obsolete == [base]
+    assert run(slot, OK, OK, OK).lines[0] == unregistering(base)[0]
+    assert names(slot)[0] != base
+
+
+def test_names_that_are_no_longer_used_are_taken_back_first(live: Slot) -> None:
+    before = names(live)
+    live.renew_registrations()
+    script = run(live, OK, OK, OK, OK)
+    assert script.lines == [*unregistering(*before), *registering(*names(live))]
+
+
+def test_a_name_that_cannot_be_taken_back_is_kept_for_later(live: Slot) -> None:
+    live.obsolete = ["old", "older"]
+    with pytest.raises(ServerError, match="unregistering old failed"):
+        Script(in_turn(IN_USE)).run(forget(REQUESTS, live))
+    assert live.obsolete == ["old", "older"]
+    Script(in_turn(OK, OK)).run(forget(REQUESTS, live))
+    assert live.obsolete == []
+
+
+def test_unregistering_takes_back_all_that_may_be_known(live: Slot) -> None:
+    live.obsolete = ["doubtful"]
+    live.registrations[1].is_live = False
+    script = Script(in_turn(OK, OK))
+    script.run(control.unregister(REQUESTS, live))
+    assert script.lines == unregistering("doubtful", names(live)[0])
+    assert not any(each.is_live for each in live.registrations)
+
+
+def test_nothing_is_ever_unregistered_for_everybody(live: Slot) -> None:
+    live.obsolete = ["doubtful"]
+    script = Script(in_turn(*[OK] * 3))
+    script.run(control.unregister(REQUESTS, live))
+    assert "POST /v2/systemsharedmemory/unregister" not in script.lines
+
+
+# --- draining -------------------------------------------------------------------------
+
+
+def drained(slot: Slot, version: str, *replies: bytes) -> tuple[Script, bool]:
+    script = Script(in_turn(*replies))
+    return script, script.run(drain(REQUESTS, slot, version))
+
+
+@pytest.mark.parametrize("version", ["2.49.0", "2.36.0", "1.9.9"])
+def test_old_servers_are_not_asked_and_prove_nothing(live: Slot, version: str) -> None:
+    before = names(live)
+    script, proved = drained(live, version)
+    assert not proved
+    assert script.asked == []
+    assert names(live) == before
+
+
+@pytest.mark.parametrize("version", ["2.50.0", "2.51.0", "2.52.9"])
+def test_counting_servers_are_asked_until_they_agree(live: Slot, version: str) -> None:
+    base, extension = names(live)
+    script, proved = drained(live, version, IN_USE, IN_USE, OK, IN_USE, OK)
+    assert proved
+    assert script.lines == [*unregistering(base) * 3, *unregistering(extension) * 2]
+    assert len(script.pauses) == 3
+
+
+@pytest.mark.parametrize("version", ["2.53.0", "2.55.0", "2.73.1", "3.0.0", "unknown"])
+def test_deferring_servers_are_watched_until_the_region_is_gone(
+    live: Slot, version: str
+) -> None:
+    base, extension = names(live)
+    script, proved = drained(
+        live, version, OK, LISTED, LISTED, GONE, OK, error(400, "no such region")
+    )
+    assert proved
+    assert script.lines == [
+        *unregistering(base),
+        *[status_of(base)] * 3,
+        *unregistering(extension),
+        status_of(extension),
+    ]
+    assert len(script.pauses) == 2
+
+
+def test_a_gateway_that_finds_nothing_proves_nothing(live: Slot) -> None:
+    lost = http(404, "<html>default backend</html>")
+    script, proved = drained(live, "2.55.0", OK, lost, GONE, OK, lost, lost, GONE)
+    assert proved
+    assert len(script.pauses) == 3
+
+
+@pytest.mark.parametrize("version", ["2.51.0", "2.55.0"])
+def test_a_drained_slot_gets_new_names(live: Slot, version: str) -> None:
+    before = names(live)
+    replies = [OK, OK] if version == "2.51.0" else [OK, GONE] * 2
+    drained(live, version, *replies)
+    assert set(names(live)).isdisjoint(before)
+    assert list(live.unregistered()) == live.registrations
+    assert live.obsolete == []
+
+
+def test_draining_does_not_forget_names_that_it_did_not_drain(live: Slot) -> None:
+    live.obsolete = ["doubtful"]
+    drained(live, "2.51.0", OK, OK)
+    assert live.obsolete == ["doubtful"]
+
+
+def test_pauses_grow_to_a_limit(live: Slot) -> None:
+    script, _ = drained(live, "2.51.0", *[IN_USE] * 12, OK, OK)
+    assert script.pauses == sorted(script.pauses)
+    assert 0 < script.pauses[0] < 0.01
+    assert script.pauses[-2:] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("2.51.0", (2, 51)),
+        ("2.9", (2, 9)),
+        ("10.0.1-rc1", (10, 0)),
+        ("", (9999, 0)),
+        ("latest", (9999, 0)),
+    ],
+)
+def test_versions_are_compared_as_numbers(text: str, version: tuple[int, int]) -> None:
+    assert parse_version(text) == version
