@@ -11,10 +11,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .errors import ProtocolError, UsageError
 from .layout import Shape
+
+T = TypeVar("T")
 
 _MAX_HEAD_BYTES = 64 << 10
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -25,6 +27,25 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n\0]*)?")
 _HEADER_LINE = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):([^\r\n\0]*)")
 _DIGITS = re.compile(r"[0-9]{1,18}")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
+
+# With these a caller could turn an inference into other bytes than those prepared, or
+# its reply into other bytes than those read.
+_OWN_HEADERS = frozenset(
+    {
+        "host",
+        "connection",
+        "upgrade",
+        "expect",
+        "content-length",
+        "content-encoding",
+        "transfer-encoding",
+        "accept-encoding",
+        "inference-header-content-length",
+    }
+)
+
+# What `json` raises for bytes that are not JSON, or nested beyond reading.
+_NOT_JSON = (ValueError, RecursionError)
 
 # Answered by something between us and Triton while Triton may still run the request.
 _FOREIGN_STATUS = frozenset({408, 499, 502, 504})
@@ -56,8 +77,9 @@ class HttpRequests:
         self._versioned = self._model
         if version:
             self._versioned += f"/versions/{path_name(version, 'model version')}"
-        lines = [("Host", host), *(headers or {}).items()]
-        self._fixed = "".join(f"{header_line(k, v)}\r\n" for k, v in lines)
+        lines = [header_line("Host", host)]
+        lines += [_callers_header(*each) for each in (headers or {}).items()]
+        self._fixed = "".join(f"{line}\r\n" for line in lines)
 
     def build(self, method: str, path: str, body: str = "") -> bytes:
         data = body.encode()
@@ -92,6 +114,9 @@ class HttpRequests:
     def region_status(self, name: str) -> bytes:
         return self.build("GET", f"{_region_path(name)}/status")
 
+    def all_regions(self) -> bytes:
+        return self.build("GET", "/v2/systemsharedmemory/status")
+
     def infer(
         self,
         request_id: str,
@@ -125,9 +150,16 @@ def header_line(name: str, value: str) -> str:
             " are printable ASCII without space at the ends.",
             header=name,
         )
-    if name.lower() in ("content-length", "transfer-encoding", "connection", "expect"):
-        raise UsageError(f"header {name!r} frames the request and is set by shmlane.")
     return f"{name}: {value}"
+
+
+def _callers_header(name: str, value: str) -> str:
+    if name.lower() in _OWN_HEADERS:
+        raise UsageError(
+            f"header {name!r} frames requests or replies and is set by shmlane.",
+            header=name,
+        )
+    return header_line(name, value)
 
 
 def _region_path(name: str) -> str:
@@ -176,7 +208,7 @@ class HttpReply:
         """The text of Triton's `{"error": ...}`, None when the body is not that."""
         try:
             text = json.loads(self.body)["error"]
-        except (ValueError, KeyError, TypeError):
+        except (*_NOT_JSON, KeyError, TypeError):
             return None
         return text if isinstance(text, str) else None
 
@@ -190,7 +222,7 @@ class HttpReply:
     def json(self) -> Any:
         try:
             return json.loads(self.body)
-        except ValueError as error:
+        except _NOT_JSON as error:
             raise ProtocolError(
                 f"a reply of status {self.status} is not JSON:"
                 f" {bytes(self.body[:80])!r}"
@@ -367,18 +399,31 @@ class InferReply:
         text, blobs = _split_binary(reply)
         try:
             answer = json.loads(text)
-            outputs = tuple(_parse_outputs(answer["outputs"], blobs))
             return cls(
-                str(answer.get("id", "")),
-                str(answer["model_name"]),
-                str(answer["model_version"]),
-                outputs,
-                dict(answer.get("parameters", {})),
+                _field(answer, "id", str, ""),
+                _field(answer, "model_name", str),
+                _field(answer, "model_version", str),
+                tuple(_parse_outputs(_field(answer, "outputs", list), blobs)),
+                _field(answer, "parameters", dict, {}),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (*_NOT_JSON, TypeError, AttributeError) as error:
             raise ProtocolError(
                 f"a reply of status 200 is not an inference reply: {error!r}"
             ) from error
+
+
+def _field(fields: Any, name: str, kind: type[T], default: T | None = None) -> T:
+    """A field of a JSON object. Exactly of its type: true is no 1, and 1.5 no 1."""
+    value = fields.get(name, default)
+    if type(value) is not kind:
+        raise TypeError(f"{name} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _sizes(values: list[Any]) -> Shape:
+    if any(type(value) is not int or value < 0 for value in values):
+        raise ValueError(f"{values} are not sizes")
+    return tuple(values)
 
 
 def _split_binary(reply: HttpReply) -> tuple[bytes, memoryview]:
@@ -394,22 +439,25 @@ def _split_binary(reply: HttpReply) -> tuple[bytes, memoryview]:
     return bytes(reply.body[:split]), memoryview(reply.body)[split:]
 
 
-def _parse_outputs(
-    outputs: Iterable[Mapping[str, Any]], blobs: memoryview
-) -> Iterable[OutputReply]:
+def _parse_outputs(outputs: list[Any], blobs: memoryview) -> Iterable[OutputReply]:
     offset = 0
+    names: set[str] = set()
     for output in outputs:
-        data = None
-        if "binary_data_size" in output.get("parameters", {}):
-            size = int(output["parameters"]["binary_data_size"])
-            if size < 0 or offset + size > len(blobs):
+        name, data = _field(output, "name", str), None
+        if name in names:
+            raise ProtocolError(f"output {name!r} comes twice.")
+        names.add(name)
+        parameters = _field(output, "parameters", dict, {})
+        if "binary_data_size" in parameters:
+            (size,) = _sizes([parameters["binary_data_size"]])
+            if offset + size > len(blobs):
                 raise ProtocolError(
-                    f"output {output['name']!r} announces {size} bytes,"
+                    f"output {name!r} announces {size} bytes,"
                     f" {len(blobs) - offset} are left."
                 )
             data = blobs[offset : offset + size]
             offset += size
-        shape = tuple(int(dim) for dim in output["shape"])
-        yield OutputReply(str(output["name"]), str(output["datatype"]), shape, data)
+        shape = _sizes(_field(output, "shape", list))
+        yield OutputReply(name, _field(output, "datatype", str), shape, data)
     if offset != len(blobs):
         raise ProtocolError(f"{len(blobs) - offset} bytes belong to no output.")
