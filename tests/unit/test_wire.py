@@ -55,6 +55,7 @@ def requests(version: str = "", **headers: str) -> HttpRequests:
         (HttpRequests.model_config, "GET /v2/models/yolo.v8/config HTTP/1.1"),
         (HttpRequests.model_ready, "GET /v2/models/yolo.v8/ready HTTP/1.1"),
         (HttpRequests.repository_index, "POST /v2/repository/index HTTP/1.1"),
+        (HttpRequests.all_regions, "GET /v2/systemsharedmemory/status HTTP/1.1"),
     ],
 )
 def test_questions_name_the_endpoint_and_have_no_body(
