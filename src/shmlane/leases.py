@@ -152,7 +152,8 @@ class BaseLease:
         """Copy `array` into the input `name`, in one pass, whatever its strides.
 
         Its datatype must be the input's unless `cast` allows any conversion that NumPy
-        knows. Raises `TensorMismatch` before anything is written.
+        knows. Raises `TensorMismatch` before anything is written, or where a value
+        cannot be converted: the input then counts as not given.
         """
         slot = self._slot
         if slot is None or slot.server_hold:
@@ -167,7 +168,16 @@ class BaseLease:
                 tensor=name,
                 given=str(source.dtype),
             )
-        np.copyto(self.view(name, source.shape), source, casting="unsafe")
+        view = self.view(name, source.shape)
+        # Whatever ends the copy early, what is half written is not sent.
+        self._given &= ~tensor.bit
+        try:
+            np.copyto(view, source, casting="unsafe")
+        except (TypeError, ValueError) as error:
+            raise TensorMismatch(
+                f"input {name!r} cannot take what was given: {error}.", tensor=name
+            ) from error
+        self._given |= tensor.bit
 
     def release(self) -> None:
         """Give the slot back; doing so again does nothing.
