@@ -16,7 +16,7 @@ import pytest
 from shmlane.control import Pause, Talk
 from shmlane.exchange import Answer, Exchange, Verdict
 from shmlane.layout import Array, ModelMetadata, Shape, SlotLayout, TensorSpec
-from shmlane.leases import Result
+from shmlane.leases import BaseLease, Result
 from shmlane.memory import SessionMemory
 from shmlane.regions import RegionOptions
 from shmlane.slots import Slot, Tensor
@@ -270,6 +270,38 @@ class Host:
         answer = answered(self.exchange, slot, *outputs)
         assert isinstance(answer, Answer)
         return Result(slot, slot.epoch, answer)
+
+
+class Lease(BaseLease):
+    """A lease that infers as that of a session does, against a scripted reply."""
+
+    __slots__ = ()
+    _host: Host
+
+    def infer(self, *outputs: Mapping[str, Any]) -> Result:
+        slot, given = self._slot, self._given
+        if slot is None or slot.server_hold or given & slot.required != slot.required:
+            raise self._not_ready(slot)
+        return self._host.infer(slot, given, *outputs)
+
+
+class Desk:
+    """Takes leases of one slot, one after the other."""
+
+    def __init__(self, metadata: ModelMetadata, **plan: Any) -> None:
+        self.host = Host(metadata, memory(metadata, **plan))
+        (self.slot,) = self.host.memory.make_slots(1)
+
+    def lease(self) -> Lease:
+        assert not self.slot.leased
+        return Lease(self.host, self.slot)
+
+    @property
+    def request(self) -> Any:
+        """The body of the request that is prepared."""
+        prepared = self.slot.prepared
+        assert prepared is not None
+        return Request.read(prepared.requests[0]).body
 
 
 def answered(
