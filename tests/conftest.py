@@ -6,6 +6,7 @@ to count what other programs on this machine do with shared memory.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -53,11 +54,13 @@ def unix_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
 @pytest.fixture
 def no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail the test if it leaves a region file, or a region registered in a server."""
-    servers: list[TritonServer] = [
+    own = ("request", "no_leftovers")
+    fixtures = [
         request.getfixturevalue(name)
-        for name in ("server", "unix_server")
-        if name in request.fixturenames
+        for name in request.fixturenames
+        if name not in own
     ]
+    servers = [each for each in fixtures if isinstance(each, TritonServer)]
     files, regions = _region_files(), _registered(servers)
     yield
     gc.collect()
@@ -79,14 +82,26 @@ def _region_files() -> set[Path]:
 
 def _is_ownerless(path: Path) -> bool:
     """Whether a region is ours or nobody's: a living owner holds a lock on it."""
-    if str(path) in Path("/proc/self/maps").read_text():
-        return True
     try:
         with path.open("rb") as file:
+            if _is_open_here(file.fileno()):
+                return True
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, FileNotFoundError):
         return False
     return True
+
+
+def _is_open_here(descriptor: int) -> bool:
+    """Whether this process has the same file open under another descriptor, too."""
+    file = os.fstat(descriptor)
+    for name in os.listdir("/proc/self/fd"):
+        # One of them was the listing itself.
+        with contextlib.suppress(OSError):
+            other = os.fstat(int(name))
+            if int(name) != descriptor and os.path.samestat(file, other):
+                return True
+    return False
 
 
 def _registered(servers: list[TritonServer]) -> set[str]:
