@@ -54,7 +54,6 @@ _OUTPUT = Path("/dev/shm/OUTPUT__0")
 _POLL_S = 0.01
 _PILOT_REQUESTS = 400
 _PILOT_S = 0.5
-_PILOTS = 2
 _START_LIMIT_S = 5.0
 _SLOWDOWN_LIMIT = 8
 _TRIES = 2
@@ -133,6 +132,7 @@ class PerfAnalyzer:
         *,
         url: str,
         traffic_s: float,
+        pilots: int = 1,
         pilot: Pilot | None = None,
     ) -> None:
         self._tool = tool
@@ -148,7 +148,7 @@ class PerfAnalyzer:
             "--percentile", "99", "-s", "999",
         ]  # fmt: skip
         self._traffic_s = traffic_s
-        self._pilot = pilot or self._try_modes()
+        self._pilot = pilot or self._try_modes(pilots)
         wanted = int(self._pilot.requests_per_s * traffic_s)
         self._requests = self._settle + max(self._settle, wanted)
 
@@ -175,14 +175,14 @@ class PerfAnalyzer:
     def close(self) -> None:
         """Nothing runs between rounds."""
 
-    def _try_modes(self) -> Pilot:
-        tried = (self._try(mode) for mode in ("--sync", "--async") * _PILOTS)
-        pilots = [pilot for pilot in tried if pilot is not None]
-        if not pilots:
+    def _try_modes(self, pilots: int) -> Pilot:
+        tried = (self._try(mode) for mode in ("--sync", "--async") * pilots)
+        ended = [pilot for pilot in tried if pilot is not None]
+        if not ended:
             raise ContenderFailed(
                 f"perf_analyzer never ended for {self._name}, in either mode."
             )
-        return min(pilots, key=lambda pilot: pilot.p50_us)
+        return min(ended, key=lambda pilot: pilot.p50_us)
 
     def _try(self, mode: str) -> Pilot | None:
         run = self._run(mode, self._settle + _PILOT_REQUESTS, _PILOT_S)

@@ -121,7 +121,10 @@ MOST_CONCURRENCY = 64
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to measure. Every round of a cell has one turn of each contender."""
+    """What to measure. Every round of a cell has one turn of each contender.
+
+    `pilots`: how often perf_analyzer tries each of its modes before the rounds.
+    """
 
     contenders: tuple[Contender, ...]
     payloads: tuple[Payload, ...]
@@ -129,6 +132,7 @@ class Plan:
     rounds: int
     fill: bool = False
     traffic_s: float = FULL_TRAFFIC_S
+    pilots: int = 2
     seed: int = 0
 
     def cells(self) -> list[Cell]:
@@ -174,6 +178,7 @@ def make_plan(
         rounds=_checked_rounds(rounds),
         fill=fill,
         traffic_s=QUICK_TRAFFIC_S if quick else FULL_TRAFFIC_S,
+        pilots=1 if quick else 2,
         seed=secrets.randbelow(1_000_000) if seed is None else seed,
     )
     if quick and rounds is None:

@@ -146,6 +146,7 @@ class _Bench:
                 self._servers.stats(contender),
                 url=self._servers.url(contender),
                 traffic_s=self._plan.traffic_s,
+                pilots=self._plan.pilots,
                 pilot=pilots.get(key),
             )
             pilots[key] = runner.pilot
