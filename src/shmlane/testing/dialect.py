@@ -1,0 +1,82 @@
+"""What each release of Triton does differently: one table, one object per version.
+
+Owns every question of the form "does this version already do that". Refuses to act on
+the answers. The versions are those of the release tags; where one was cherry-picked
+into an earlier release, the earlier release counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import UsageError
+
+Version = tuple[int, ...]
+
+_ARRIVALS: Mapping[str, Version] = {
+    # --http-restricted-api.
+    "restricts_apis": (2, 40),
+    # Infer: "Invalid offset for shared memory region". Before: no bounds check at all.
+    "checks_offsets": (2, 44),
+    # Register: size against the file. Infer: "Invalid offset + byte size ...".
+    "checks_sizes": (2, 45),
+    # Infer: an input has exactly the bytes of its shape.
+    "demands_exact_inputs": (2, 47),
+    # Unregister in use is refused. Before: the memory goes while the model uses it.
+    "counts_users": (2, 50),
+    # Unregister in use is accepted and done when the last request ends.
+    "defers_unregister": (2, 53),
+    # Infer: "Integer overflow detected".
+    "checks_overflow": (2, 58),
+    # Register: keys of the Python backend are refused.
+    "reserves_prefix": (2, 59, 1),
+    # ... whatever slashes they begin with; a key of slashes only is refused as well.
+    "strips_keys": (2, 60),
+    # Before: the offset of a registration is applied twice, to the mapping and in it.
+    "applies_offset_once": (2, 60),
+    # Infer: zero bytes at a valid offset are legal. Before: 0 - 1 is a large number.
+    "takes_empty_tensors": (2, 60),
+    # --allow-client-shm is false unless said otherwise.
+    "disables_client_shm": (2, 68),
+    # Before: the second registration of an equal key uses a closed descriptor.
+    "reopens_keys": (2, 69),
+    # "Inference-Header-Content-Length" that is no number is an error, not 0.
+    "parses_lengths": (2, 70),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """How a server of `version` behaves. Each flag is explained in the table above."""
+
+    version: str
+    restricts_apis: bool
+    checks_offsets: bool
+    checks_sizes: bool
+    demands_exact_inputs: bool
+    counts_users: bool
+    defers_unregister: bool
+    checks_overflow: bool
+    reserves_prefix: bool
+    strips_keys: bool
+    applies_offset_once: bool
+    takes_empty_tensors: bool
+    disables_client_shm: bool
+    reopens_keys: bool
+    parses_lengths: bool
+
+    @classmethod
+    def of(cls, version: str) -> Dialect:
+        """The dialect of a version such as "2.51.0"; else `UsageError`."""
+        if not re.fullmatch(r"\d+\.\d+(\.\d+)*", version):
+            raise UsageError(
+                f"{version!r} is not a version of Triton.",
+                hint='Give numbers as in "2.51.0": GET /v2 tells them, not the "24.10"'
+                " of a container.",
+                version=version,
+            )
+        known = tuple(map(int, version.split(".")))
+        flags = {name: known >= arrival for name, arrival in _ARRIVALS.items()}
+        return cls(version=version, **flags)

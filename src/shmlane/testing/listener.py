@@ -1,0 +1,129 @@
+"""The sockets and threads of one server process: listening, accepting, ending.
+
+Owns one thread that accepts and one thread per connection, and ends them all. Listens
+on loopback or a Unix socket only. Refuses to read or write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+LOOPBACK = "127.0.0.1"
+_BACKLOG = 128
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+def listen(*, port: int = 0, unix_socket: str | None = None) -> socket.socket:
+    """A listening socket on a port of loopback (0: any free one) or on a path."""
+    family = socket.AF_INET if unix_socket is None else socket.AF_UNIX
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if unix_socket is None:
+            # Connections of a server that has ended do not keep its port.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((LOOPBACK, port))
+        else:
+            listening.bind(unix_socket)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def reset(connected: socket.socket) -> None:
+    """Close with RST, so that the other side sees an error and not an end."""
+    with contextlib.suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    connected.close()
+
+
+class Listener:
+    """Runs `serve(connected)` in a thread for each connection to `listening`.
+
+    serve: closes its socket itself, at the latest when it returns.
+    """
+
+    def __init__(
+        self, listening: socket.socket, serve: Callable[[socket.socket], None]
+    ) -> None:
+        self._listening = listening
+        self._serve = serve
+        self._lock = threading.Lock()
+        self._is_ended = False
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._wake, self._woken = socket.socketpair()
+        # Daemons: a server that was forgotten does not keep its program alive.
+        self._accepting = threading.Thread(
+            target=self._accept, name="scripted server", daemon=True
+        )
+        self._accepting.start()
+
+    def end(self) -> None:
+        """Stop listening and break every connection; does not wait for threads."""
+        with self._lock:
+            if self._is_ended:
+                return
+            self._is_ended = True
+            self._wake.send(b"\0")
+            for connected in self._connections:
+                _break(connected)
+
+    def join(self) -> None:
+        """Wait for all threads; a thread that calls this does not wait for itself."""
+        self._accepting.join()
+        with self._lock:
+            threads = list(self._connections.values())
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _accept(self) -> None:
+        with self._listening, self._wake, self._woken, selectors.DefaultSelector() as s:
+            for each in (self._listening, self._woken):
+                s.register(each, selectors.EVENT_READ)
+            while not self._is_ended:
+                s.select()
+                if not self._is_ended:
+                    self._take_in()
+            self._remove_path()
+
+    def _take_in(self) -> None:
+        # The client may have gone again.
+        with contextlib.suppress(OSError):
+            connected, _ = self._listening.accept()
+            thread = threading.Thread(
+                target=self._run, args=(connected,), name="scripted reply", daemon=True
+            )
+            with self._lock:
+                if self._is_ended:
+                    connected.close()
+                else:
+                    self._connections[connected] = thread
+                    thread.start()
+
+    def _run(self, connected: socket.socket) -> None:
+        try:
+            with connected:
+                self._serve(connected)
+        finally:
+            with self._lock:
+                self._connections.pop(connected, None)
+
+    def _remove_path(self) -> None:
+        path = self._listening.getsockname()
+        if isinstance(path, str):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _break(connected: socket.socket) -> None:
+    # Wakes the thread that reads; closing under it would not.
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,177 @@
+"""Models that are Python functions, with the metadata and configuration of real ones.
+
+Owns what a model declares and what Triton says about it. Refuses to check requests
+(`checks`) and to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ..errors import UsageError
+from ..layout import Array
+from .codec import BYTES, is_known
+
+Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+
+class FakeTensor(NamedTuple):
+    """One input or output, as in a `config.pbtxt`.
+
+    dims: without the batch dimension of a model that batches; -1 is any size.
+    """
+
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+
+
+class FakeModel:
+    """A model whose outputs a function makes from its inputs.
+
+    inputs, outputs: by name, each a `FakeTensor` or its arguments, as in
+        `{"IMAGE": ("FP32", (3, -1, -1))}`. Datatypes are those of KServe: FP32, UINT8,
+        BYTES and so on.
+    run: called with read-only arrays by name, the batch dimension included, that lie
+        where the client put them; returns arrays by name. BYTES are arrays of `bytes`
+        objects. A `ValueError` it raises is answered with status 400, any other
+        exception with 500, and the exception's text. What it does not return is
+        missing from the reply, and what the client's memory had there stays.
+    max_batch_size: 0 for a model that does not batch.
+    decoupled: Triton's HTTP frontend refuses inferences then.
+    obeys_delay_ms: the request parameter `delay_ms` makes the model wait, as the demo
+        models do.
+
+    `is_ready` may be set to False and back: the model loads until then.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        inputs: Mapping[str, FakeTensor | tuple[Any, ...]],
+        outputs: Mapping[str, FakeTensor | tuple[Any, ...]],
+        run: Run,
+        max_batch_size: int = 0,
+        versions: Iterable[str] = ("1",),
+        decoupled: bool = False,
+        obeys_delay_ms: bool = False,
+    ) -> None:
+        self.name = name
+        self.inputs = _tensors(name, inputs)
+        self.outputs = _tensors(name, outputs)
+        self.run = run
+        self.max_batch_size = max_batch_size
+        self.versions = tuple(sorted(versions, key=int))
+        self.decoupled = decoupled
+        self.obeys_delay_ms = obeys_delay_ms
+        self.is_ready = True
+        if not self.versions:
+            raise UsageError(f"fake model {name!r} needs at least one version.")
+
+    @property
+    def required(self) -> list[str]:
+        """Names of the inputs that a request must have."""
+        return [name for name, tensor in self.inputs.items() if not tensor.optional]
+
+    def shape_of(self, tensor: FakeTensor) -> list[int]:
+        """The full shape, with -1 for the batch."""
+        return [-1, *tensor.dims] if self.max_batch_size else list(tensor.dims)
+
+    def metadata(self) -> dict[str, Any]:
+        """What `GET /v2/models/NAME` answers."""
+
+        def described(tensors: Mapping[str, FakeTensor]) -> list[dict[str, Any]]:
+            return [
+                {
+                    "name": name,
+                    "datatype": tensor.datatype,
+                    "shape": self.shape_of(tensor),
+                }
+                for name, tensor in tensors.items()
+            ]
+
+        return {
+            "name": self.name,
+            "versions": list(self.versions),
+            "platform": "scripted",
+            "inputs": described(self.inputs),
+            "outputs": described(self.outputs),
+        }
+
+    def config(self) -> dict[str, Any]:
+        """What `GET /v2/models/NAME/config` answers, as far as clients read it."""
+        config = {
+            "name": self.name,
+            "platform": "",
+            "backend": "scripted",
+            "version_policy": {"latest": {"num_versions": len(self.versions)}},
+            "max_batch_size": self.max_batch_size,
+            "input": [
+                {**_configured(name, tensor), "optional": tensor.optional}
+                for name, tensor in self.inputs.items()
+            ],
+            "output": [_configured(*each) for each in self.outputs.items()],
+            "instance_group": [{"name": self.name, "kind": "KIND_CPU", "count": 1}],
+            "parameters": {},
+        }
+        if self.decoupled:
+            config["model_transaction_policy"] = {"decoupled": True}
+        return config
+
+    def __repr__(self) -> str:
+        state = "ready" if self.is_ready else "not ready"
+        return f"<FakeModel {self.name!r} {state}>"
+
+
+def _tensors(
+    model: str, given: Mapping[str, FakeTensor | tuple[Any, ...]]
+) -> dict[str, FakeTensor]:
+    tensors = {name: FakeTensor(*tensor) for name, tensor in given.items()}
+    for name, (datatype, dims, _) in tensors.items():
+        if not is_known(datatype) or any(size < -1 for size in dims):
+            raise UsageError(
+                f"tensor {name!r} of fake model {model!r} cannot be {datatype}"
+                f" {list(dims)}.",
+                hint="Datatypes are named as in KServe (FP32, UINT8, BYTES, ...), sizes"
+                " are numbers, or -1 for any size.",
+                tensor=name,
+            )
+    return tensors
+
+
+def _configured(name: str, tensor: FakeTensor) -> dict[str, Any]:
+    kind = "STRING" if tensor.datatype == BYTES else tensor.datatype
+    return {"name": name, "data_type": f"TYPE_{kind}", "dims": list(tensor.dims)}
+
+
+# --- the demo models ------------------------------------------------------------------
+
+
+def identity_model(name: str = "identity") -> FakeModel:
+    """Like the demo model: OUTPUT__0 is INPUT__0 (FP32, four dimensions)."""
+    return _echo_model(name, lambda array: array, (-1, -1, -1, -1))
+
+
+def sink_model(name: str = "sink") -> FakeModel:
+    """Like the demo model: OUTPUT__0 is the last element of INPUT__0."""
+    return _echo_model(name, _last, (1,))
+
+
+def _echo_model(
+    name: str, answer: Callable[[Array], Array], dims: tuple[int, ...]
+) -> FakeModel:
+    return FakeModel(
+        name,
+        inputs={"INPUT__0": ("FP32", (-1, -1, -1, -1))},
+        outputs={"OUTPUT__0": ("FP32", dims)},
+        run=lambda inputs: {"OUTPUT__0": answer(inputs["INPUT__0"])},
+        obeys_delay_ms=True,
+    )
+
+
+def _last(array: Array) -> Array:
+    if not array.size:
+        raise ValueError("sink needs at least one element of a fixed-size type")
+    return array.reshape(-1)[-1:]
