@@ -7,6 +7,7 @@ Refuses to touch memory or sockets. Sizes and offsets are bytes.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -80,19 +81,17 @@ class TensorSpec:
 
     def check_shape(self, shape: Iterable[int]) -> Shape:
         """`shape` as a tuple of ints; `TensorMismatch` if the model forbids it."""
-        given = tuple(int(size) for size in shape)
+        try:
+            # Not int(): half an element is a mistake, and so is a string of digits.
+            given = tuple(map(operator.index, shape))
+        except TypeError:
+            raise self._mismatch(shape) from None
         fits = len(given) == len(self.shape) and all(
             size >= 0 and allowed in (-1, size)
             for size, allowed in zip(given, self.shape, strict=True)
         )
         if not fits:
-            raise TensorMismatch(
-                f"tensor {self.name!r} cannot have shape {given}: the model allows"
-                f" {self.shape}{' (-1 is any size)' if not self.is_fixed else ''}.",
-                tensor=self.name,
-                given=given,
-                allowed=self.shape,
-            )
+            raise self._mismatch(given)
         if self.max_batch and given[0] > self.max_batch:
             raise TensorMismatch(
                 f"tensor {self.name!r} cannot have shape {given}: the model takes"
@@ -102,6 +101,15 @@ class TensorSpec:
                 max_batch=self.max_batch,
             )
         return given
+
+    def _mismatch(self, given: object) -> TensorMismatch:
+        return TensorMismatch(
+            f"tensor {self.name!r} cannot have shape {given!r}: the model allows"
+            f" {self.shape}{' (-1 is any size)' if not self.is_fixed else ''}.",
+            tensor=self.name,
+            given=given,
+            allowed=self.shape,
+        )
 
     def nbytes(self, shape: Shape) -> int:
         return math.prod(shape) * self.dtype.itemsize
@@ -257,7 +265,8 @@ def _chosen_outputs(
     """The wanted outputs with the largest shape of each, None where nobody knows it."""
     if isinstance(outputs, str):
         raise UsageError(f"outputs={outputs!r} is one string; give a list of names.")
-    names = metadata.outputs if outputs is None else outputs
+    # Each name once, as every slot has one block of that name.
+    names = dict.fromkeys(metadata.outputs if outputs is None else outputs)
     sizes = outputs if isinstance(outputs, Mapping) else {}
     declared = _declared(metadata.outputs, sizes, "output")
     chosen: list[tuple[TensorSpec, Shape | None]] = []
