@@ -17,8 +17,9 @@ All numbers are little-endian; offsets count from the start of the file.
 
 A slot record starts with one byte that is 1 from before a request is sent until its
 reply is complete: a slot whose owner died with the byte set may still be written to.
-The description names owner (pid), server, model and the tensors of a slot with their
-offset in the slot and their capacity.
+The description is an object: "pid" of the owner, "server", "model", and "tensors", a
+list with "name", "datatype", "kind" ("input" or "output"), "offset" in the slot and
+"capacity" (both bytes) of each tensor.
 """
 
 from __future__ import annotations
@@ -108,11 +109,19 @@ class RegionHeader:
             magic, version, slots, table, first, stride, offset, length = (
                 _FIXED.unpack_from(data)
             )
-            if magic != MAGIC or version != VERSION:
-                raise RegionError("this file is not a shmlane region of version 1.")
+            if magic != MAGIC:
+                raise RegionError("this file is not a shmlane region.")
+            if version != VERSION:
+                raise RegionError(
+                    f"this is a shmlane region of version {version}; this shmlane reads"
+                    f" version {VERSION}."
+                )
             text = data[offset : offset + length]
             if len(text) != length:
                 raise RegionError("the region header is cut short.")
-            return cls(slots, table, first, stride, json.loads(text))
-        except (struct.error, ValueError) as error:
+            description = json.loads(text)
+            if not isinstance(description, dict):
+                raise ValueError("its description is no object")
+            return cls(slots, table, first, stride, description)
+        except (struct.error, ValueError, RecursionError) as error:
             raise RegionError(f"the region header cannot be read: {error}.") from error
