@@ -1,22 +1,42 @@
-"""How blocking code has a talk with the server.
+"""Waiting in blocking code: one inference, and talks with the server.
 
-Owns sending the requests of a talk, waiting for the replies and for its pauses. Refuses
-to know what is talked about.
+Owns the send, the receive and the retries of a blocking session, and the connections
+that it makes. Refuses to decide what a reply means (`exchange`) and how servers differ
+(`control`). Thread-safe, as long as a slot belongs to one caller.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterable
 from typing import TypeVar
 
-from .control import Pause, Talk
-from .slots import Channel
-from .timing import Deadline
+from . import control
+from .errors import (
+    InferTimeout,
+    RequestLost,
+    ServerUnreachable,
+    ShmlaneError,
+    TransportError,
+)
+from .exchange import Answer, Exchange, Verdict
+from .memory import SessionMemory
+from .slots import Channel, Slot
+from .timing import Deadline, Timeouts
+from .transport import Connection, Endpoint, HttpConnection
+from .wire import HttpRequests
 
 T = TypeVar("T")
 
+# A connection found dead, or a registration found gone, is made anew and the request
+# sent again. Neither happens twice in a row unless the server is in trouble, so that
+# each further try waits longer.
+_TRIES = 5
+_FIRST_PAUSE = 0.005
 
-def run(talk: Talk[T], channel: Channel, deadline: Deadline) -> T:
+
+def run(talk: control.Talk[T], channel: Channel, deadline: Deadline) -> T:
     """The outcome of a talk over `channel`; raises what the talk and `call` raise."""
     reply = None
     while True:
@@ -25,8 +45,159 @@ def run(talk: Talk[T], channel: Channel, deadline: Deadline) -> T:
         except StopIteration as done:
             outcome: T = done.value
             return outcome
-        if isinstance(step, Pause):
+        if isinstance(step, control.Pause):
             reply = None
             time.sleep(step.seconds)
         else:
             reply = channel.call(step, deadline)
+
+
+class BlockingShell:
+    """Carries out what `exchange` and `control` decide, and waits.
+
+    connections, registrations, retries: counters for `SessionStats`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        requests: HttpRequests,
+        connection: Connection,
+        timeouts: Timeouts,
+    ) -> None:
+        self.connections = 0
+        self.registrations = 0
+        self.retries = 0
+        self._endpoint = endpoint
+        self._requests = requests
+        self._connection = connection
+        self._timeouts = timeouts
+
+    def start(self, exchange: Exchange, memory: SessionMemory) -> None:
+        """The model is known now, and its memory made."""
+        self._exchange = exchange
+        self._memory = memory
+
+    # --- one inference ----------------------------------------------------------------
+
+    def infer(self, slot: Slot, given: int, limit: float | None) -> Answer:
+        """Send and receive; whatever is raised, the slot's holds tell the truth."""
+        deadline = Deadline(limit)
+        for attempt in range(_TRIES):
+            channel = slot.channel
+            prepared = slot.prepared
+            wait = limit
+            if (
+                prepared is None
+                or prepared.given != given
+                or channel is None
+                or not channel.is_quiet
+            ):
+                channel = self.make_ready(slot, given, deadline)
+                wait = deadline.remaining
+            outcome = self._round_trip(slot, channel, wait, deadline)
+            if isinstance(outcome, Answer):
+                return outcome
+            self._prepare_retry(slot, outcome, attempt)
+        raise TransportError(
+            f"gave up after {_TRIES} tries: the connection was dead each time, or the"
+            " server did not know the memory just registered.",
+            hint="Is the server restarting, or does another client unregister"
+            " everybody's shared memory?",
+            retryable=True,
+        )
+
+    def _round_trip(
+        self, slot: Slot, channel: Channel, wait: float | None, deadline: Deadline
+    ) -> Answer | Verdict:
+        exchange = self._exchange
+        try:
+            if not channel.send(exchange.begin(slot)):
+                exchange.withdraw(slot)
+                return Verdict.SEND_AGAIN
+            data = channel.receive(wait)
+            answer = exchange.matches(slot, data)
+            if answer is not None:
+                return answer
+            return exchange.accept(slot, channel.finish(data, deadline), data)
+        except InferTimeout:
+            # The reply may still come, and then frees the slot.
+            raise
+        except RequestLost:
+            channel.close()
+            if self._connection.replay and self._is_drained(slot, deadline):
+                return Verdict.REPLAY
+            raise
+        except BaseException:
+            # A reply that cannot be trusted; or Ctrl-C, after which nobody knows
+            # whether a reply had been read.
+            if slot.server_hold:
+                channel.close()
+            raise
+
+    def _prepare_retry(self, slot: Slot, verdict: Verdict, attempt: int) -> None:
+        self.retries += 1
+        if verdict is Verdict.REGISTER_AGAIN:
+            slot.renew_registrations()
+        if attempt:
+            time.sleep(_FIRST_PAUSE * 2**attempt)
+
+    def _is_drained(self, slot: Slot, deadline: Deadline) -> bool:
+        """Wait until the server has let go of a lost slot; False if it cannot be told.
+
+        A server that is away meanwhile is asked again until the deadline.
+        """
+        version = self._exchange.metadata.server_version
+        while not deadline.has_passed:
+            with contextlib.suppress(ServerUnreachable):
+                channel = self.connect(deadline)
+                talk = control.drain(self._requests, slot, version)
+                if not run(talk, channel, deadline):
+                    return False
+                # Only now: until then the slot must be seen to be lost.
+                self._exchange.withdraw(slot)
+                slot.channel = channel
+                return True
+        return False
+
+    def make_ready(self, slot: Slot, given: int, deadline: Deadline) -> Channel:
+        """Connect, grow, register and prepare what the slot lacks."""
+        channel = slot.channel
+        if channel is None or not channel.is_quiet:
+            if channel is not None:
+                channel.close()
+            channel = slot.channel = self.connect(deadline)
+        for tensor, nbytes in self._exchange.outgrown(slot, given):
+            self._memory.grow(slot, tensor, nbytes)
+        if slot.obsolete or any(slot.unregistered()):
+            self.register(slot, channel, deadline)
+        if slot.prepared is None or slot.prepared.given != given:
+            self._exchange.prepare(slot, given)
+        return channel
+
+    # --- talks ------------------------------------------------------------------------
+
+    def connect(self, deadline: Deadline) -> HttpConnection:
+        limit = deadline.within(self._timeouts.connect)
+        connection = HttpConnection.open(self._endpoint, limit)
+        self.connections += 1
+        return connection
+
+    def register(self, slot: Slot, channel: Channel, deadline: Deadline) -> None:
+        self.registrations += sum(1 for _ in slot.unregistered())
+        run(control.register(self._requests, slot), channel, deadline)
+
+    def unregister(self, slots: Iterable[Slot], channel: Channel | None = None) -> None:
+        """Take back what no request is on, as far as the server can be reached."""
+        deadline = Deadline(self._timeouts.connect)
+        with contextlib.suppress(ShmlaneError):
+            if channel is None or not channel.is_open:
+                channel = self.connect(deadline)
+            for slot in slots:
+                if not slot.server_hold:
+                    run(control.unregister(self._requests, slot), channel, deadline)
+        if channel is not None:
+            channel.close()
+
+    def __repr__(self) -> str:
+        return f"<BlockingShell at {self._endpoint.url}>"

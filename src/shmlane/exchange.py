@@ -37,6 +37,7 @@ class Verdict(Enum):
 
     SEND_AGAIN = "the connection was dead"
     REGISTER_AGAIN = "the server did not know the registration"
+    REPLAY = "the request was lost, and the server has let go of its memory"
 
 
 class Answer(NamedTuple):

@@ -94,16 +94,25 @@ class Receiver:
 
     def _run(self) -> None:
         try:
-            with contextlib.ExitStack() as stack:
-                self._open(stack)
-                while not self._stopping and self._has_work():
-                    self._step()
+            while not self._stopping and self._incoming:
+                self._work()
         finally:
             self._wake = None
             self._running.release()
         # A slot that came after the last look and before the release.
         if self._incoming:
             self._start_unless_running()
+
+    def _work(self) -> None:
+        with contextlib.ExitStack() as stack:
+            try:
+                self._open(stack)
+            except OSError:
+                # No descriptor left. The slots stay aside until there is one.
+                time.sleep(_RETRY_PAUSE)
+                return
+            while not self._stopping and self._has_work():
+                self._step()
 
     def _open(self, stack: contextlib.ExitStack) -> None:
         self._selector = stack.enter_context(selectors.DefaultSelector())

@@ -94,14 +94,7 @@ class Region:
             self._mapping = self._create(header, options)
         except OSError as error:
             self._drop_lock()
-            raise RegionError(
-                f"could not make a shared memory region of {self.nbytes} bytes in"
-                f" {SHM_DIRECTORY}: {error.strerror}.",
-                hint=f"{SHM_DIRECTORY} must be a tmpfs that this user may write to, and"
-                " /proc must be mounted.",
-                nbytes=self.nbytes,
-                errno=error.errno,
-            ) from error
+            raise _not_made(self.nbytes, error) from error
         # A program that ends without closing its session must not leave the file.
         self._unlink = weakref.finalize(self, _unlink_own, self.path, self._owner)
         _live_regions.add(self)
@@ -223,6 +216,22 @@ def _available_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return sys.maxsize
+
+
+def _not_made(nbytes: int, error: OSError) -> RegionError:
+    hint = (
+        f"{SHM_DIRECTORY} must be a tmpfs that this user may write to, and /proc must"
+        " be mounted."
+    )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "This process has no descriptor left: see ulimit -n."
+    return RegionError(
+        f"could not make a shared memory region of {nbytes} bytes in {SHM_DIRECTORY}:"
+        f" {error.strerror}.",
+        hint=hint,
+        nbytes=nbytes,
+        errno=error.errno,
+    )
 
 
 def _out_of_memory(nbytes: int, free: int) -> OutOfSharedMemory:

@@ -1,7 +1,7 @@
 """The blocking session: one model on one server, from any number of threads.
 
-Owns opening, closing and the send and receive of each inference. Refuses to decide what
-a reply means (`exchange`), who gets a slot (`pool`) and how servers differ (`control`).
+Owns opening, closing and what callers may do when. Refuses to talk to the server itself
+(`blocking`), to decide what a reply means (`exchange`) and who gets a slot (`pool`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from enum import Enum
 from types import TracebackType
 from typing import Any
 
-from . import blocking, control
+from . import control
+from .blocking import BlockingShell, run
 from .errors import (
     ForkedSession,
-    InferTimeout,
     ModelNotReady,
     PoolClosed,
     ServerUnreachable,
     ShmlaneError,
-    TransportError,
     UsageError,
 )
-from .exchange import Answer, Exchange, Verdict
+from .exchange import Exchange
 from .inventory import clean_up
 from .layout import Array, ModelMetadata, SlotLayout
 from .leases import BaseLease, Result
@@ -38,15 +37,12 @@ from .memory import SessionMemory
 from .pool import SlotPool
 from .receiver import Receiver
 from .regions import RegionOptions
-from .slots import Channel, Slot, Tensor
+from .slots import Label, Slot, Tensor
 from .stats import SessionStats
 from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
-from .transport import Connection, Endpoint, HttpConnection
+from .transport import Connection, Endpoint
 from .wire import HttpRequests
 
-# A connection found dead, or a registration found gone, is made anew and the request
-# sent again. Neither happens twice in a row unless the server is in trouble.
-_TRIES = 4
 _OPEN_PAUSE = 0.05
 _CLOSE_PAUSE = 0.002
 _CLEAN_LIMIT = 0.5
@@ -79,9 +75,12 @@ class Lease(BaseLease):
         if slot is None or slot.server_hold or given & slot.required != slot.required:
             raise self._not_ready(slot)
         host = self._host
-        if timeout is DEFAULT:
-            return host._infer(slot, given, host._timeouts.infer)
-        return host._infer(slot, given, _limit(timeout))
+        if host._state is not _State.OPEN:
+            raise host._unusable()
+        limit = host._timeouts.infer if timeout is DEFAULT else _limit(timeout)
+        # Whatever was read before expires, also if this fails.
+        slot.epoch = epoch = slot.epoch + 1
+        return Result(slot, epoch, host._shell.infer(slot, given, limit))
 
     def _infer_copies(
         self, inputs: Mapping[str, Any], timeout: Timeout
@@ -139,8 +138,9 @@ class Session:
             headers=self._connection.headers,
         )
         self._opening = threading.Lock()
-        self._connections = 0
-        self._registrations = 0
+        self._shell = BlockingShell(
+            self._endpoint, self._requests, self._connection, self._timeouts
+        )
 
     # --- opening and closing ----------------------------------------------------------
 
@@ -169,10 +169,10 @@ class Session:
         clean_up(limit=_CLEAN_LIMIT, headers={self.url: self._connection.headers})
         deadline = Deadline(self._timeouts.infer)
         with contextlib.ExitStack() as undo:
-            channel = self._connect(deadline)
+            channel = self._shell.connect(deadline)
             undo.callback(channel.close)
             talk = control.discover(self._requests, self.model, version=self.version)
-            metadata = blocking.run(talk, channel, deadline)
+            metadata = run(talk, channel, deadline)
             layout = SlotLayout.plan(
                 metadata, shapes=self._shapes, outputs=self._outputs
             )
@@ -184,9 +184,9 @@ class Session:
             )
             undo.callback(memory.close)
             slots = memory.make_slots(self._slot_count)
-            undo.callback(self._unregister, slots, channel)
+            undo.callback(self._shell.unregister, slots, channel)
             for slot in slots:
-                self._register(slot, channel, deadline)
+                self._shell.register(slot, channel, deadline)
             undo.pop_all()
         # The slot that is handed out first inherits the connection.
         slots[0].channel = channel
@@ -197,11 +197,12 @@ class Session:
     ) -> None:
         self._metadata = metadata
         self._memory = memory
-        self._exchange = Exchange(self._requests, metadata)
+        exchange = Exchange(self._requests, metadata)
+        self._shell.start(exchange, memory)
         # Nothing here refers back to the session: dropping it ends it at once.
         spare = functools.partial(memory.make_slots, self._slot_count)
         self._pool = SlotPool(slots, spare=spare)
-        self._receiver = Receiver(self._exchange, self._endpoint, self._pool.release)
+        self._receiver = Receiver(exchange, self._endpoint, self._pool.release)
         self._state = _State.OPEN
         _open_sessions.add(self)
 
@@ -219,17 +220,23 @@ class Session:
             return
         _open_sessions.discard(self)
         self._pool.close()
-        deadline = Deadline(self._timeouts.infer if wait else 0.0)
-        while self._is_in_use_by_server() and not deadline.has_passed:
-            time.sleep(_CLOSE_PAUSE)
+        if wait:
+            self._wait_for({Label.IN_FLIGHT, Label.LATE}, self._timeouts.infer)
+            # Lost requests are only waited for to leave no registration behind.
+            self._wait_for({Label.LOST}, self._timeouts.connect)
         self._receiver.stop()
-        self._unregister(self._pool.slots, None)
+        self._shell.unregister(self._pool.slots)
         for slot in self._pool.slots:
             slot.close()
         self._memory.close()
 
-    def _is_in_use_by_server(self) -> bool:
-        return any(slot.server_hold for slot in self._pool.slots)
+    def _wait_for(self, labels: set[Label], limit: float | None) -> None:
+        """Wait until no slot has one of these labels."""
+        deadline = Deadline(limit)
+        while not deadline.has_passed:
+            if not any(slot.label in labels for slot in self._pool.slots):
+                return
+            time.sleep(_CLOSE_PAUSE)
 
     def __enter__(self) -> Session:
         return self.open()
@@ -310,7 +317,7 @@ class Session:
         assert slot is not None
         required = [each for each in slot.inputs.values() if not each.spec.optional]
         if any(tensor.default is None for tensor in required):
-            self._make_ready(slot, 0, Deadline(self._timeouts.infer))
+            self._shell.make_ready(slot, 0, Deadline(self._timeouts.infer))
             return
         for tensor in required:
             lease[tensor.name].fill(0)
@@ -324,84 +331,10 @@ class Session:
             self._pool,
             self._memory,
             self._receiver,
-            connections=self._connections,
-            registrations=self._registrations,
+            connections=self._shell.connections,
+            registrations=self._shell.registrations,
+            retries=self._shell.retries,
         )
-
-    # --- one inference ----------------------------------------------------------------
-
-    def _infer(self, slot: Slot, given: int, limit: float | None) -> Result:
-        """Send and receive; whatever is raised, the slot's holds tell the truth."""
-        if self._state is not _State.OPEN:
-            raise self._unusable()
-        deadline = Deadline(limit)
-        slot.epoch = epoch = slot.epoch + 1
-        for _ in range(_TRIES):
-            channel = slot.channel
-            prepared = slot.prepared
-            wait = limit
-            if (
-                prepared is None
-                or prepared.given != given
-                or channel is None
-                or not channel.is_quiet
-            ):
-                channel = self._make_ready(slot, given, deadline)
-                wait = deadline.remaining
-            outcome = self._round_trip(slot, channel, wait, deadline)
-            if isinstance(outcome, Answer):
-                return Result(slot, epoch, outcome)
-            if outcome is Verdict.REGISTER_AGAIN:
-                slot.renew_registrations()
-        raise TransportError(
-            f"gave up after {_TRIES} tries: the connection was dead each time, or the"
-            " server did not know the memory just registered.",
-            hint="Is the server restarting, or does another client unregister"
-            " everybody's shared memory?",
-            retryable=True,
-        )
-
-    def _round_trip(
-        self,
-        slot: Slot,
-        channel: Channel,
-        wait: float | None,
-        deadline: Deadline,
-    ) -> Answer | Verdict:
-        exchange = self._exchange
-        try:
-            if not channel.send(exchange.begin(slot)):
-                exchange.withdraw(slot)
-                return Verdict.SEND_AGAIN
-            data = channel.receive(wait)
-            answer = exchange.matches(slot, data)
-            if answer is not None:
-                return answer
-            return exchange.accept(slot, channel.finish(data, deadline), data)
-        except InferTimeout:
-            # The reply may still come, and then frees the slot.
-            raise
-        except BaseException:
-            # A reply that cannot be trusted; or Ctrl-C, after which nobody knows
-            # whether a reply had been read.
-            if slot.server_hold:
-                channel.close()
-            raise
-
-    def _make_ready(self, slot: Slot, given: int, deadline: Deadline) -> Channel:
-        """Connect, register and prepare what the slot lacks."""
-        channel = slot.channel
-        if channel is None or not channel.is_quiet:
-            if channel is not None:
-                channel.close()
-            channel = slot.channel = self._connect(deadline)
-        for tensor, nbytes in self._exchange.outgrown(slot, given):
-            self._grow(slot, tensor, nbytes)
-        if slot.obsolete or any(slot.unregistered()):
-            self._register(slot, channel, deadline)
-        if slot.prepared is None or slot.prepared.given != given:
-            self._exchange.prepare(slot, given)
-        return channel
 
     # --- what leases ask for ----------------------------------------------------------
 
@@ -415,31 +348,6 @@ class Session:
 
     def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
         self._memory.grow(slot, tensor, nbytes)
-
-    # --- talking to the server --------------------------------------------------------
-
-    def _connect(self, deadline: Deadline) -> HttpConnection:
-        limit = deadline.within(self._timeouts.connect)
-        connection = HttpConnection.open(self._endpoint, limit)
-        self._connections += 1
-        return connection
-
-    def _register(self, slot: Slot, channel: Channel, deadline: Deadline) -> None:
-        self._registrations += sum(1 for _ in slot.unregistered())
-        blocking.run(control.register(self._requests, slot), channel, deadline)
-
-    def _unregister(self, slots: Iterable[Slot], channel: Channel | None) -> None:
-        """Take back what the server holds no request on; errors change nothing."""
-        deadline = Deadline(self._timeouts.connect)
-        with contextlib.suppress(ShmlaneError):
-            if channel is None or not channel.is_open:
-                channel = self._connect(deadline)
-            for slot in slots:
-                if not slot.server_hold:
-                    talk = control.unregister(self._requests, slot)
-                    blocking.run(talk, channel, deadline)
-        if channel is not None:
-            channel.close()
 
     # --- state ------------------------------------------------------------------------
 

@@ -218,6 +218,7 @@ class Slot:
         "prepared",
         "record",
         "registrations",
+        "renewals",
         "required",
         "server_hold",
         "tensors",
@@ -229,6 +230,7 @@ class Slot:
     ) -> None:
         self.index = index
         self.generation = 0
+        self.renewals = 0
         self.epoch = 0
         self.leased = False
         self.server_hold = False
@@ -335,6 +337,7 @@ class Slot:
         """The server forgot or may have forgotten this slot: all names anew."""
         self.prepared = None
         self.generation += 1
+        self.renewals += len(self.registrations)
         for registration in self.registrations:
             self.obsolete.append(registration.name)
             registration.renew(self.generation)

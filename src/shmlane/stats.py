@@ -20,10 +20,11 @@ class SessionStats:
 
     free, leased, in_flight, late, lost, pinned: slots by state; they add up to `slots`.
     spare_slots: slots added because views kept the others. waits: leases that waited.
-    connections, registrations: made, the first ones included. growths: tensors moved to
-    a larger block. late_replies, drains: slots that came back after their caller had
-    left. retired: slots given up because an old server cannot prove that a lost request
-    is over. shared_bytes: bytes of all regions.
+    connections, registrations: made, the first ones included. reregistrations: those of
+    them that replaced a registration. retries: requests sent again. growths: tensors
+    moved to a larger block. late_replies, drains: slots that came back after their
+    caller had left. retired: slots given up because an old server cannot prove that a
+    lost request is over. shared_bytes: bytes of all regions.
     """
 
     slots: int = 0
@@ -37,6 +38,8 @@ class SessionStats:
     waits: int = 0
     connections: int = 0
     registrations: int = 0
+    reregistrations: int = 0
+    retries: int = 0
     growths: int = 0
     late_replies: int = 0
     drains: int = 0
@@ -52,10 +55,12 @@ class SessionStats:
         *,
         connections: int,
         registrations: int,
+        retries: int,
     ) -> SessionStats:
         counts = pool.counts()
+        slots = tuple(pool.slots)
         return cls(
-            slots=len(pool.slots),
+            slots=len(slots),
             free=counts[Label.FREE],
             leased=counts[Label.LEASED],
             in_flight=counts[Label.IN_FLIGHT],
@@ -66,6 +71,8 @@ class SessionStats:
             waits=pool.waits,
             connections=connections,
             registrations=registrations,
+            reregistrations=sum(slot.renewals for slot in slots),
+            retries=retries,
             growths=memory.growths,
             late_replies=receiver.late_replies,
             drains=receiver.drains,

@@ -11,6 +11,7 @@ costs nothing beside a Python-level timeout, which adds a `poll` to every call.
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import struct
@@ -43,9 +44,13 @@ class Connection:
 
     headers: sent with every request, control and inference alike (a restricted API
         expects a key there).
+    replay: when the connection breaks with a request in flight, wait until the server
+        cannot touch its memory any more and send it again, instead of `RequestLost`.
+        The model may then run twice for one call.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
+    replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +281,13 @@ def _timed_out(timeout: float | None) -> InferTimeout:
 def _unreachable(
     endpoint: Endpoint, deadline: Deadline, error: OSError
 ) -> ServerUnreachable:
+    hint = "Is tritonserver running, and is this its HTTP address?"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        hint = "This process has no descriptor left: see ulimit -n, or use fewer slots."
     return ServerUnreachable(
         f"could not connect to {endpoint.url} within {deadline.limit:g} s:"
         f" {error.strerror or error}.",
-        hint="Is tritonserver running, and is this its HTTP address?",
+        hint=hint,
         url=endpoint.url,
         timeout=deadline.limit,
     )
