@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shmlane.bench import PAYLOADS, make_plan, own_servers, run
+from shmlane.bench import PAYLOADS, make_plan
 from shmlane.demo.look import Check
 
 if TYPE_CHECKING:
-    from shmlane.bench import Report, Result
+    from shmlane.bench import Plan, Report, Result
 
 BASELINE = "cpp-http"
 PAYLOAD = PAYLOADS["yolov8"]
@@ -44,17 +44,15 @@ class Row:
     ratio: float | None
 
 
-def compare() -> Report:
-    """Measure all clients of the table, one request in flight; about a minute."""
-    plan = make_plan(
+def make_comparison() -> Plan:
+    """All clients of the table, one request in flight; about a minute."""
+    return make_plan(
         contenders=_LABELS,
         payloads=[PAYLOAD.name],
         concurrency=[1],
         rounds=ROUNDS,
         quick=True,
     )
-    with own_servers(plan) as servers:
-        return run(plan, servers=servers)
 
 
 def rows(report: Report) -> list[Row]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import shmlane
+from shmlane.bench import own_servers
+from shmlane.bench import run as run_benchmark
 from shmlane.demo import clients, show
 from shmlane.demo.look import Check, Findings, look
 from shmlane.demo.traces import Traces
@@ -87,17 +89,20 @@ def run(folder: Path, *, quiet: bool, with_bench: bool) -> Outcome:
     models = demo_models("resnet50", "ocr_det")
     say("starting a Triton server with both networks …")
     with TritonServer(models) as server:
-        version = server.version
+        version, urls = server.version, {server.http_url}
         findings = look(server.http_url, picture=folder.absolute() / PICTURE)
     show.show_findings(console, findings)
     checks = list(findings.checks)
     report = None
     if with_bench:
         say("comparing clients of the same server, about a minute …")
-        report = clients.compare()
+        plan = clients.make_comparison()
+        with own_servers(plan) as servers:
+            report = run_benchmark(plan, servers=servers)
+        urls |= {url for url in (servers.http, servers.unix) if url}
         show.show_clients(console, report)
         checks.append(clients.check(report))
-    left = traces.left()
+    left = traces.left(urls)
     claim = "nothing left in /dev/shm, no process left"
     checks.append(Check(claim, not left, ", ".join(left)))
     show.show_checks(console, checks)

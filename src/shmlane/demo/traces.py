@@ -10,7 +10,10 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Collection
 from pathlib import Path
+
+from shmlane.inventory import list_regions
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PROC = Path("/proc")
@@ -31,22 +34,32 @@ class Traces:
         known = f"{len(self._files)} files and {len(self._children)} processes"
         return f"<Traces beyond {known}>"
 
-    def left(self) -> list[str]:
+    def left(self, servers: Collection[str] = ()) -> list[str]:
         """Files and processes left behind, in words; empty is what should be.
 
         What ends by itself gets a moment to do so. Files that some process still has
-        open or maps belong to another program that started meanwhile.
+        open or maps belong to another program that started meanwhile, and so do regions
+        for other servers than `servers`.
         """
         deadline = time.monotonic() + _PATIENCE
-        while (found := self._found()) and time.monotonic() < deadline:
+        while (found := self._found(servers)) and time.monotonic() < deadline:
             time.sleep(_POLL)
         return found
 
-    def _found(self) -> list[str]:
+    def _found(self, servers: Collection[str]) -> list[str]:
         fresh = set(_own_files()) - self._files
         if fresh:
             fresh -= _used_inodes()
-        names = sorted(name for inode, name in _own_files().items() if inode in fresh)
+        foreign = {
+            info.name
+            for info in list_regions()
+            if info.server is not None and info.server not in servers
+        }
+        names = sorted(
+            name
+            for inode, name in _own_files().items()
+            if inode in fresh and name not in foreign
+        )
         children = sorted(_children() - self._children)
         return [f"file {_SHARED_MEMORY / name}" for name in names] + [
             f"process {pid}" for pid in children
