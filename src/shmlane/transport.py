@@ -234,6 +234,10 @@ class HttpConnection:
                 f"the server did not answer a control request{limit}.",
                 hint="It may be overloaded, stopped or restarting.",
             ) from error
+        except BaseException:
+            # Ctrl-C: the next call would take this one's reply for its own.
+            self.close()
+            raise
 
     def close(self) -> None:
         connected, self._socket = self._socket, None
