@@ -75,11 +75,13 @@ def clean_up(
     *,
     limit: float = _LIMIT,
     headers: Mapping[str, Mapping[str, str]] | None = None,
+    only: str | None = None,
     force: bool = False,
 ) -> Cleaned:
     """Remove this user's regions whose owners died, here and on their servers.
 
     limit: seconds for each server. headers: by server URL, where an API is restricted.
+    only: the URL of the one server to ask, so that others that are away cost no time.
     A region whose server cannot be asked now stays for the next one to clean, unless
     `force`: without the file, nobody can tell any more whose its registrations are.
     """
@@ -91,27 +93,29 @@ def clean_up(
                 continue
             # Locked to the end: nobody can begin to use what is being removed.
             with owner_is_dead(path) as dead:
-                if dead and (
-                    _clean_server(path, cleaned, limit, headers or {}) or force
-                ):
+                server = _server_of(path)
+                if not dead or server not in ("", only or server):
+                    continue
+                known = headers.get(server) if headers else None
+                if _clean_server(server, path, cleaned, limit, known) or force:
                     os.unlink(path)
                     cleaned.files.append(os.path.basename(path))
     return cleaned
 
 
 def _clean_server(
+    server: str,
     path: str,
     cleaned: Cleaned,
     limit: float,
-    headers: Mapping[str, Mapping[str, str]],
+    headers: Mapping[str, str] | None,
 ) -> bool:
     """Have its server forget a dead region; True when nothing is left to forget."""
-    server = _server_of(path)
-    talk = _forget(os.path.basename(path))
     if not server:
         return True
+    talk = _forget(os.path.basename(path))
     try:
-        names = ask_server(server, talk, limit=limit, headers=headers.get(server))
+        names = ask_server(server, talk, limit=limit, headers=headers)
     except (OSError, ShmlaneError):
         return False
     cleaned.registrations.extend(names or ())

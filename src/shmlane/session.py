@@ -166,7 +166,8 @@ class Session:
         return self
 
     def _open(self) -> None:
-        clean_up(limit=_CLEAN_LIMIT, headers={self.url: self._connection.headers})
+        headers = {self.url: self._connection.headers}
+        clean_up(limit=_CLEAN_LIMIT, headers=headers, only=self.url)
         deadline = Deadline(self._timeouts.infer)
         with contextlib.ExitStack() as undo:
             channel = self._shell.connect(deadline)
