@@ -6,8 +6,6 @@ to count what other programs on this machine do with shared memory.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import gc
 import os
 import platform
@@ -18,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmlane.errors import RegionError
+from shmlane.header import RegionHeader
 from shmlane.server import TritonServer, managed
 from tests.polling import eventually
 
@@ -66,7 +66,7 @@ def no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
 
     def leftovers() -> set[str]:
-        stale = {str(path) for path in _region_files() - files if _is_ownerless(path)}
+        stale = {str(path) for path in _region_files() - files if _is_ours(path)}
         return stale | (_registered(servers) - regions)
 
     eventually(
@@ -80,28 +80,13 @@ def _region_files() -> set[Path]:
     return set(SHM.glob("shmlane.*"))
 
 
-def _is_ownerless(path: Path) -> bool:
-    """Whether a region is ours or nobody's: a living owner holds a lock on it."""
+def _is_ours(path: Path) -> bool:
+    """Whether this process made the region: what others leave is their affair."""
     try:
-        with path.open("rb") as file:
-            if _is_open_here(file.fileno()):
-                return True
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, FileNotFoundError):
+        header = RegionHeader.parse(path.read_bytes())
+    except (FileNotFoundError, RegionError):
         return False
-    return True
-
-
-def _is_open_here(descriptor: int) -> bool:
-    """Whether this process has the same file open under another descriptor, too."""
-    file = os.fstat(descriptor)
-    for name in os.listdir("/proc/self/fd"):
-        # One of them was the listing itself.
-        with contextlib.suppress(OSError):
-            other = os.fstat(int(name))
-            if int(name) != descriptor and os.path.samestat(file, other):
-                return True
-    return False
+    return bool(header.description["pid"] == os.getpid())
 
 
 def _registered(servers: list[TritonServer]) -> set[str]:
