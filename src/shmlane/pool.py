@@ -13,6 +13,7 @@ lock is free; whoever holds the lock looks again after letting go of it.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,23 +27,28 @@ Spare = Callable[[], Sequence[Slot]]
 class Waiter:
     """One caller that waits for a slot, in turn.
 
-    A slot counts as given once `slot` is set under the pool's lock, and so does the
-    errand to make spare slots; a waiter that gives up learns under the same lock
-    whether it came too late to do so.
+    It is served once `slot` is set under the pool's lock, or the errand to make the
+    spare slots; a waiter that gives up learns under the same lock whether it came too
+    late to do so.
     """
 
-    __slots__ = ("_gate", "gave_up", "slot", "spare")
+    __slots__ = ("_gate", "slot", "spare")
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
         self.spare: Spare | None = None
-        self.gave_up = False
         # A bare lock: opening it is one C call that a finaliser cannot interrupt.
         self._gate = _thread.allocate_lock()
         self._gate.acquire()
 
+    @property
+    def is_served(self) -> bool:
+        return self.slot is not None or self.spare is not None
+
     def open_gate(self) -> None:
-        self._gate.release()
+        """End the wait. Under the pool's lock; doing so again does nothing."""
+        if self._gate.locked():
+            self._gate.release()
 
     def wait(self, timeout: float | None) -> None:
         self._gate.acquire(timeout=-1 if timeout is None else timeout)
@@ -91,7 +97,7 @@ class SlotPool:
         slot = self.take()
         if slot is not None and not self._closed:
             return slot
-        return self._take_spare() or self._wait_in_turn(timeout)
+        return self._wait_in_turn(timeout)
 
     def release(self, slot: Slot) -> None:
         """Take a slot back that neither a lease nor the server holds.
@@ -111,10 +117,9 @@ class SlotPool:
         """Hand out nothing more; whoever waits gets `PoolClosed`."""
         with self._lock:
             self._closed = True
-            waiters = tuple(self._waiters)
+            for waiter in self._waiters:
+                waiter.open_gate()
             self._waiters.clear()
-        for waiter in waiters:
-            waiter.open_gate()
 
     # --- pinned slots -----------------------------------------------------------------
 
@@ -131,6 +136,9 @@ class SlotPool:
         if slot.is_at_rest:
             return slot
         self._pinned.append(slot)
+        # Whoever began to wait during the look has not seen this slot.
+        if self._has_work():
+            self._settle()
         return None
 
     def _watch_pinned(self) -> None:
@@ -159,24 +167,48 @@ class SlotPool:
 
     # --- waiting ----------------------------------------------------------------------
 
-    def _take_spare(self) -> Slot | None:
-        """A slot whose views just died, else the first of the spare slots, else None.
+    def _wait_in_turn(self, timeout: float | None) -> Slot:
+        waiter = Waiter()
+        try:
+            self._join_queue(waiter)
+            waiter.wait(timeout)
+            self._leave_queue(waiter)
+        except BaseException:
+            self._leave_queue(waiter)
+            self._pass_on(waiter)
+            raise
+        if waiter.slot is not None:
+            return waiter.slot
+        if waiter.spare is not None:
+            return self._make_spare(waiter.spare)
+        self._check_open()
+        raise self._timed_out(timeout)
 
-        Spare slots are added only if nothing but views stands in the way.
-        """
-        spare = None
+    def _join_queue(self, waiter: Waiter) -> None:
         with self._lock:
             self._check_open()
-            self._watch_pinned()
-            self._count_deaths()
-            if self._free and not self._waiters:
-                return self._free.pop()
-            if self._wants_spare:
-                spare, self._spare = self._spare, None
-        if spare is not None:
-            return self._make_spare(spare)
+            self._waiters.append(waiter)
+            # It may be served at once, by what came back before it could be seen.
+            self._look_round()
+            self.waits += not waiter.is_served
         self._settle()
-        return None
+
+    def _leave_queue(self, waiter: Waiter) -> None:
+        """End the wait: from here on nothing is given that was not given before."""
+        with self._lock:
+            if not waiter.is_served:
+                # Closing empties the queue.
+                with contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+        self._settle()
+
+    def _pass_on(self, waiter: Waiter) -> None:
+        """Let others have what was given to a waiter that was interrupted."""
+        if waiter.slot is not None:
+            self.release(waiter.slot)
+        if waiter.spare is not None:
+            self._spare = waiter.spare
+            self._settle()
 
     def _make_spare(self, spare: Spare) -> Slot:
         """Add the spare slots, and take the first of them."""
@@ -190,52 +222,20 @@ class SlotPool:
             # No room now is no reason not to ask again.
             self._spare = spare
             raise
-        finally:
-            self._settle()
+        self._settle()
         return slots[0]
 
-    def _wait_in_turn(self, timeout: float | None) -> Slot:
-        waiter = Waiter()
-        try:
-            with self._lock:
-                self._check_open()
-                self._waiters.append(waiter)
-                self.waits += 1
-            # Serves at once a slot that came back before the queue could be seen.
-            self._settle()
-            waiter.wait(timeout)
-        except BaseException:
-            if (slot := self._withdraw(waiter)) is not None:
-                self.release(slot)
-            self._spare = waiter.spare or self._spare
-            raise
-        if (slot := self._withdraw(waiter)) is not None:
-            return slot
-        if waiter.spare is not None:
-            return self._make_spare(waiter.spare)
-        self._check_open()
-        raise self._timed_out(timeout)
-
-    def _withdraw(self, waiter: Waiter) -> Slot | None:
-        """End the wait. The slot if it was given, and from here on none will be."""
-        with self._lock:
-            waiter.gave_up = True
-        self._settle()
-        return waiter.slot
-
     def _settle(self) -> None:
-        """Serve waiters with what is free, unless the holder of the lock will.
+        """Serve waiters with what is there, unless the holder of the lock will.
 
         Whoever lets go of the lock calls this, so that nothing released meanwhile is
         overlooked.
         """
-        while self._has_work() and self._lock.acquire(blocking=False):
-            try:
-                self._watch_pinned()
-                self._count_deaths()
-                self._serve()
-            finally:
-                self._lock.release()
+        while self._has_work() and not self._lock.locked():
+            # Not a lock tried and then released at the end: Ctrl-C between the two
+            # would leave it locked for ever.
+            with self._lock:
+                self._look_round()
 
     def _has_work(self) -> bool:
         if self._closed:
@@ -243,23 +243,34 @@ class SlotPool:
         if self._deaths:
             return True
         if self._waiters:
-            return bool(self._free or self._pinned)
+            return bool(self._free or self._pinned or self._wants_spare)
         return not COUNTS_ARE_EXACT and bool(self._pinned)
 
-    def _serve(self) -> None:
-        while self._waiters and (self._free or self._wants_spare):
-            waiter = self._waiters.popleft()
-            if waiter.gave_up:
-                continue
-            if self._free:
-                waiter.slot = self._free.pop()
-            else:
+    def _look_round(self) -> None:
+        """Find what has come back and give it to who waits. Under the lock."""
+        self._watch_pinned()
+        self._count_deaths()
+        # Each step may be done twice: Ctrl-C in between neither loses a slot nor leaves
+        # a waiter at its gate for ever.
+        while self._waiters and self._serve(self._waiters[0]):
+            self._waiters[0].open_gate()
+            self._waiters.popleft()
+
+    def _serve(self, waiter: Waiter) -> bool:
+        """Give what there is to give, a slot or an errand; False if that is nothing."""
+        if waiter.is_served:
+            return True
+        try:
+            # A look before would be in vain: `take` does not ask for the lock.
+            waiter.slot = self._free.pop()
+        except IndexError:
+            if self._wants_spare:
                 waiter.spare, self._spare = self._spare, None
-            waiter.open_gate()
+        return waiter.is_served
 
     @property
     def _wants_spare(self) -> bool:
-        """Whether nothing but views stands in the way. Under the lock."""
+        """Whether nothing but views stands in the way, and spare slots can be made."""
         return bool(self._watched and not self._free and self._spare)
 
     # --- telling ----------------------------------------------------------------------
@@ -284,8 +295,8 @@ class SlotPool:
         if Label.PINNED in counts:
             hint = "Copy results that outlive their lease (.copy()), or raise slots=."
         return LeaseTimeout(
-            f"no slot became free within {timeout} s; the {len(self.slots)} slots are:"
-            f" {state}.",
+            f"no slot became free within {timeout:g} s; the {len(self.slots)} slots"
+            f" are: {state}.",
             hint=hint,
             slots=len(self.slots),
             counts={label.value: n for label, n in counts.items()},
