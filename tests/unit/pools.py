@@ -1,0 +1,134 @@
+"""Pools of real slots for the tests, callers that wait for them, and what must hold.
+
+Owns the threads that wait and the check that no slot is lost. Refuses servers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from shmlane import pool, slots
+from shmlane.errors import LeaseTimeout, OutOfSharedMemory
+from shmlane.layout import Array
+from shmlane.memory import SessionMemory
+from shmlane.pool import SlotPool
+from shmlane.slots import Slot
+from tests.unit.scripted import memory, view_of
+
+_PATIENCE = 10.0
+
+
+WITH_AND_WITHOUT_GIL = ("exact counts", "weak references")
+
+
+def find_views_by(how: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have slots and pools look for views as with the GIL, or as without it."""
+    monkeypatch.setattr(slots, "COUNTS_ARE_EXACT", how == "exact counts")
+    monkeypatch.setattr(pool, "COUNTS_ARE_EXACT", how == "exact counts")
+    return how
+
+
+class Spare:
+    """Makes spare slots as a session does, or says that there is no room."""
+
+    def __init__(self, shared: SessionMemory, count: int) -> None:
+        self.shared = shared
+        self.count = count
+        self.calls = 0
+        self.has_room = True
+
+    def __call__(self) -> Sequence[Slot]:
+        self.calls += 1
+        if not self.has_room:
+            raise OutOfSharedMemory("full.")
+        return self.shared.make_slots(self.count)
+
+
+class Pool(SlotPool):
+    """A pool that makes its own memory; `spare` says what was asked of it."""
+
+    def __init__(self, count: int, *, has_spare: bool = True) -> None:
+        self.spare = Spare(memory(), count)
+        super().__init__(self.spare.shared.make_slots(count), spare=self.spare)
+        if not has_spare:
+            self._spare = None
+
+    def __del__(self) -> None:
+        self.spare.shared.close()
+
+    def all(self) -> list[Slot]:
+        """Take every slot."""
+        return [self.acquire(0) for _ in self.slots]
+
+
+class Caller(threading.Thread):
+    """Waits for a slot in a thread of its own; the queue has it when this returns."""
+
+    def __init__(self, wanted: SlotPool, timeout: float | None = 30.0) -> None:
+        super().__init__(daemon=True)
+        self.pool = wanted
+        self.timeout = timeout
+        self.slot: Slot | None = None
+        self.error: BaseException | None = None
+        before = wanted.waits
+        self.start()
+        deadline = time.monotonic() + _PATIENCE
+        while wanted.waits == before:
+            assert time.monotonic() < deadline, "the caller does not wait"
+            time.sleep(0)
+
+    def run(self) -> None:
+        try:
+            self.slot = self.pool.acquire(self.timeout)
+        except BaseException as error:
+            self.error = error
+
+    def end(self) -> Slot | None:
+        """What the call returned; `error` has what it raised."""
+        self.join(_PATIENCE)
+        assert not self.is_alive()
+        return self.slot
+
+
+def pinned(source: Pool, count: int) -> list[object]:
+    """Release so many slots with views alive; the views."""
+    taken = [source.acquire(0) for _ in range(count)]
+    views: list[object] = [input_of(slot) for slot in taken]
+    for slot in taken:
+        source.release(slot)
+    return views
+
+
+def input_of(slot: Slot) -> Array:
+    """A view of the slot's input, as its lease hands it out."""
+    return view_of(slot.inputs["X"])
+
+
+def at_once(wanted: SlotPool) -> Slot | None:
+    """A slot without waiting, None if there is none."""
+    try:
+        return wanted.acquire(0)
+    except LeaseTimeout:
+        return None
+
+
+def held(*slots: Slot | None) -> list[Slot]:
+    return [slot for slot in slots if slot is not None]
+
+
+def labels(counted: SlotPool) -> dict[str, int]:
+    return {label.value: n for label, n in counted.counts().items() if n}
+
+
+def assert_whole(checked: SlotPool, out: Sequence[Slot] = ()) -> None:
+    """Every slot is either out or can be had once more, and none of them twice."""
+    free: list[Slot] = []
+    while (slot := at_once(checked)) is not None:
+        free.append(slot)
+    assert sorted(map(id, [*out, *free])) == sorted(map(id, checked.slots))
+    for slot in free:
+        checked.release(slot)
