@@ -36,14 +36,7 @@ class RawConnection:
     """One connection to a server, used by hand."""
 
     def __init__(self, url: str) -> None:
-        if url.startswith("unix://"):
-            self.socket = socket.socket(socket.AF_UNIX)
-            self.socket.settimeout(TIMEOUT)
-            self.socket.connect(url.removeprefix("unix://"))
-        else:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            address = (parts.hostname, parts.port)
-            self.socket = socket.create_connection(address, TIMEOUT)
+        self.socket = _connect(url)
         self._buffer = b""
 
     def send(self, data: bytes) -> None:
@@ -94,6 +87,20 @@ class RawConnection:
             return False
         self._buffer += data
         return bool(data)
+
+
+def _connect(url: str) -> socket.socket:
+    if not url.startswith("unix://"):
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        return socket.create_connection((parts.hostname, parts.port), TIMEOUT)
+    connected = socket.socket(socket.AF_UNIX)
+    connected.settimeout(TIMEOUT)
+    try:
+        connected.connect(url.removeprefix("unix://"))
+    except OSError:
+        connected.close()
+        raise
+    return connected
 
 
 def ask(url: str, data: bytes) -> RawReply:
