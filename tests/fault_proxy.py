@@ -199,17 +199,20 @@ class FaultProxy:
         self._requests = Way()
         self._replies = Way()
         self._listener: Listener | None = None
+        self._is_stopping = False
 
     def start(self) -> None:
         """Listen, after a `stop` on the same address."""
         listening = listen(port=self._port, unix_socket=self._path)
         if self._path is None:
             self._port = listening.getsockname()[1]
+        self._is_stopping = False
         self._listener = Listener(listening, self._serve)
 
     def stop(self) -> None:
         """Break all connections, accept none, wait for all threads."""
         if self._listener is not None:
+            self._is_stopping = True
             self._listener.end()
             self.break_off()
             self._listener.join()
@@ -292,6 +295,9 @@ class FaultProxy:
         with self._lock:
             link = Link(client, target, self._requests, self._replies)
             self._links.append(link)
+        # Made while `stop` broke those that it saw.
+        if self._is_stopping:
+            link.break_off()
         try:
             link.run()
         finally:

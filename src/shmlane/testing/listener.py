@@ -53,6 +53,8 @@ class Listener:
     def __init__(
         self, listening: socket.socket, serve: Callable[[socket.socket], None]
     ) -> None:
+        # A client that leaves before it is accepted must not hold the thread.
+        listening.setblocking(False)
         self._listening = listening
         self._serve = serve
         self._lock = threading.Lock()
@@ -85,17 +87,20 @@ class Listener:
                 thread.join()
 
     def _accept(self) -> None:
-        with self._listening, self._wake, self._woken, selectors.DefaultSelector() as s:
+        with (
+            self._listening,
+            self._wake,
+            self._woken,
+            selectors.DefaultSelector() as selector,
+        ):
             for each in (self._listening, self._woken):
-                s.register(each, selectors.EVENT_READ)
+                selector.register(each, selectors.EVENT_READ)
             while not self._is_ended:
-                s.select()
-                if not self._is_ended:
-                    self._take_in()
+                selector.select()
+                self._take_in()
             self._remove_path()
 
     def _take_in(self) -> None:
-        # The client may have gone again.
         with contextlib.suppress(OSError):
             connected, _ = self._listening.accept()
             thread = threading.Thread(
