@@ -68,8 +68,8 @@ def servers(server: TritonServer, unix_server: TritonServer) -> Servers:
 
 
 @pytest.fixture
-def nothing_left(no_leftovers: None) -> Iterator[None]:
-    """Beside regions: no process of ours, no file of another client's without a user.
+def no_processes_left(servers: Servers) -> Iterator[None]:
+    """No process of ours stays, and no file of another client's without a user.
 
     Another benchmark may run on this machine, so files of living processes are its own,
     and perf_analyzer's are looked for under the lock that its runs hold.
@@ -97,7 +97,7 @@ def _children() -> set[str]:
     return {pid for task in tasks for pid in task.read_text().split()}
 
 
-@pytest.mark.usefixtures("tools", "nothing_left")
+@pytest.mark.usefixtures("tools", "no_leftovers", "no_processes_left")
 @pytest.mark.parametrize("fill", [True, False])
 def test_every_contender_is_measured_and_right(servers: Servers, fill: bool) -> None:
     report = run(small_plan(*MEASURED, fill=fill), servers=servers)
@@ -113,7 +113,7 @@ def test_every_contender_is_measured_and_right(servers: Servers, fill: bool) -> 
     json.dumps(report.to_json())
 
 
-@pytest.mark.usefixtures("tools", "nothing_left")
+@pytest.mark.usefixtures("tools", "no_leftovers", "no_processes_left")
 def test_workers_survive_that_perf_analyzer_wipes_all_regions(
     servers: Servers,
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_tool_that_cannot_be_installed_leaves_the_others(
     assert facts["shmlane-http"][1] is True
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("no_leftovers", "no_processes_left")
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
@@ -161,7 +161,7 @@ def test_a_contender_that_fails_is_left_out_and_the_others_go_on(
     assert facts["shmlane-http"] is not None
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("no_leftovers", "no_processes_left")
 def test_an_interrupt_ends_all_workers(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +178,7 @@ def test_an_interrupt_ends_all_workers(
     assert rounds == 1
 
 
-@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.usefixtures("no_leftovers", "no_processes_left")
 def test_a_worker_that_cannot_start_says_why(servers: Servers) -> None:
     plan = small_plan("shmlane-http")
     contender = plan.contenders[0]

@@ -33,6 +33,7 @@ _START_TIMEOUT = 60.0
 _ROUND_MARGIN = 30.0
 _END_TIMEOUT = 10.0
 _SETTLE_S = 0.05
+_LONGEST_LOG = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,13 +121,16 @@ class Worker:
         """End the worker and wait for it; it takes back what it made on the server."""
         with contextlib.suppress(BrokenPipeError):
             self._orders.close()
+        self._wait_for_end()
+        self._replies.close()
+        self._log.close()
+
+    def _wait_for_end(self) -> None:
         try:
             self._process.wait(_END_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._replies.close()
-        self._log.close()
 
     def _ask(self, what: str, seconds: float) -> dict[str, Any]:
         order = json.dumps({"do": what, "seconds": seconds}) + "\n"
@@ -145,23 +149,25 @@ class Worker:
                 raise self._failure(f"did not answer within {timeout:.0f} s")
             part = os.read(self._replies.fileno(), 65536)
             if not part:
-                self._process.wait(_END_TIMEOUT)
+                self._wait_for_end()
                 raise self._failure("broke off")
             self._unread += part
         line, self._unread = self._unread.split(b"\n", 1)
         reply = cast("dict[str, Any]", json.loads(line))
         if error := reply.get("error"):
+            self._wait_for_end()
             raise self._failure(f"failed with {error}")
         return reply
 
     def _failure(self, what: str) -> ContenderFailed:
-        self._log.seek(0)
+        # Reading by position: the worker writes where a seek here would put it.
+        log = os.pread(self._log.fileno(), _LONGEST_LOG, 0)
         return ContenderFailed(
             f"The worker of {self._name} {what.rstrip('.')}.",
             hint="The context of this error has all that it printed, as `log`.",
             contender=self._name,
             exit_code=self._process.poll(),
-            log=self._log.read().decode(errors="replace"),
+            log=log.decode(errors="replace"),
         )
 
 
