@@ -89,7 +89,7 @@ class Exchange:
         """The next request of a prepared slot, which the server holds from now on."""
         prepared = slot.prepared
         assert prepared is not None
-        prepared.turn = turn = prepared.turn ^ 1
+        slot.turn = turn = slot.turn ^ 1
         slot.record[0] = 1
         slot.server_hold = True
         return prepared.requests[turn]
@@ -105,7 +105,7 @@ class Exchange:
         """The known answer if `data` is, byte for byte, the reply that was checked."""
         prepared = slot.prepared
         assert prepared is not None
-        turn = prepared.turn
+        turn = slot.turn
         if data != prepared.replies[turn]:
             return None
         slot.server_hold = False
@@ -130,17 +130,19 @@ class Exchange:
         prepared = slot.prepared
         assert prepared is not None
         model = self.metadata.name
-        if answer.request_id != str(prepared.turn) or answer.model_name != model:
+        if answer.request_id != str(slot.turn) or answer.model_name != model:
             raise ProtocolError(
                 f"the reply belongs to another request: id {answer.request_id!r} of"
-                f" {answer.model_name!r}, sent was id {prepared.turn} to {model!r}."
+                f" {answer.model_name!r}, sent was id {slot.turn} to {model!r}."
             )
         self.withdraw(slot)
         wire = _take_outputs(slot, prepared, answer)
         accepted = Answer(answer, wire)
-        # The head alone would pass for any reply of the same length.
-        is_whole = raw.endswith(b"\r\n\r\n" + reply.body)
-        prepared.remember(raw if is_whole and not wire else b"", accepted)
+        # The head alone would pass for any reply of the same length; and a connection
+        # that ends with its reply is closed only if the reply is read.
+        is_whole = reply.keep_alive and raw.endswith(b"\r\n\r\n" + reply.body)
+        known = raw if is_whole and not wire else b""
+        prepared.remember(slot.turn, known, accepted)
         return accepted
 
     def _failure(self, reply: HttpReply) -> ServerError:

@@ -173,7 +173,7 @@ class Prepared:
     answer to the next request.
     """
 
-    __slots__ = ("answers", "given", "replies", "requests", "turn", "wire")
+    __slots__ = ("answers", "given", "replies", "requests", "wire")
 
     def __init__(
         self, requests: tuple[bytes, bytes], *, given: int, wire: frozenset[str]
@@ -181,13 +181,12 @@ class Prepared:
         self.requests = requests
         self.given = given
         self.wire = wire
-        self.turn = 0
         self.forget()
 
-    def remember(self, reply: bytes, answer: Any) -> None:
+    def remember(self, turn: int, reply: bytes, answer: Any) -> None:
         """`reply` to the request of this turn means `answer`; b"" is never known."""
-        self.replies[self.turn] = reply or None
-        self.answers[self.turn] = answer
+        self.replies[turn] = reply or None
+        self.answers[turn] = answer
 
     def forget(self) -> None:
         """Know no reply: outputs have other shapes now than the replies told of."""
@@ -201,6 +200,7 @@ class Slot:
     server_hold: a request is unanswered; set before the first byte leaves, cleared only
         on a complete reply of Triton's or a proven drain.
     leased: somebody's lease is on it. epoch: changes whenever results on it expire.
+    turn: which of the two requests was sent last, also before others were prepared.
     """
 
     __slots__ = (
@@ -222,6 +222,7 @@ class Slot:
         "required",
         "server_hold",
         "tensors",
+        "turn",
         "watches",
     )
 
@@ -232,6 +233,7 @@ class Slot:
         self.generation = 0
         self.renewals = 0
         self.epoch = 0
+        self.turn = 0
         self.leased = False
         self.server_hold = False
         self.channel: Channel | None = None

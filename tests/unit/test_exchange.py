@@ -60,7 +60,7 @@ def accept(exchange: Exchange, slot: Slot, data: bytes) -> Answer | Verdict:
 
 def request_id_of(slot: Slot) -> str:
     assert slot.prepared is not None
-    return str(slot.prepared.turn)
+    return str(slot.turn)
 
 
 # --- what is asked --------------------------------------------------------------------
