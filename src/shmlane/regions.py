@@ -38,6 +38,8 @@ PAGE_BYTES = mmap.PAGESIZE
 # Memory is reserved in pieces, so that Ctrl-C is answered while gigabytes are taken.
 _RESERVE_BYTES = 64 << 20
 _MADV_POPULATE_WRITE = 23
+# The unit of st_blocks, whatever the file system's own block is (stat(2)).
+_BLOCK_BYTES = 512
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -86,18 +88,22 @@ class Region:
         _require_linux()
         options = options or RegionOptions()
         self.name = PREFIX + secrets.token_hex(8)
-        self.nbytes = round_up(max(nbytes, len(header)), PAGE_BYTES)
+        self.nbytes = round_up(max(nbytes, len(header), 1), PAGE_BYTES)
         self._owner = os.getpid()
-        self._lock = -1
+        self._lock = _OwnerLock()
         self._mapping: mmap.mmap | None = None
+        # A program that ends without closing its session must not leave the file, and
+        # neither may Ctrl-C right after it was named.
+        self._at_end = weakref.finalize(
+            self, _let_go, self.path, self._owner, self._lock
+        )
         try:
             self._mapping = self._create(header, options)
         except OSError as error:
-            self._drop_lock()
             raise _not_made(self.nbytes, error) from error
-        # A program that ends without closing its session must not leave the file.
-        self._unlink = weakref.finalize(self, _unlink_own, self.path, self._owner)
-        _live_regions.add(self)
+        finally:
+            if self._mapping is None:
+                self.close()
 
     @property
     def path(self) -> str:
@@ -121,13 +127,15 @@ class Region:
 
     def close(self) -> None:
         """Take the name away and let go of the memory; live arrays stay valid."""
-        self._unlink()
-        self._drop_lock()
+        if self._at_end.alive:
+            _let_go(self.path, self._owner, self._lock)
+            # Only now: what Ctrl-C kept from being done is done at the end.
+            self._at_end.detach()
         # Live arrays refer to the mapping too: the last of them unmaps it.
         self._mapping = None
 
     def __repr__(self) -> str:
-        state = "open" if self._unlink.alive else "closed"
+        state = "open" if self._at_end.alive else "closed"
         return f"<Region {self.name} {self.nbytes} bytes {state}>"
 
     def _create(self, header: bytes, options: RegionOptions) -> mmap.mmap:
@@ -137,32 +145,78 @@ class Region:
             os.fchmod(fd, options.mode)
             _check_room(fd, self.nbytes)
             os.ftruncate(fd, self.nbytes)
-            self._take_lock(fd)
+            self._lock.take(fd)
             mapping = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED)
-            _fill(fd, mapping, options)
-            mapping[: len(header)] = header
-            # src_dir_fd makes Python call linkat, which can follow the /proc link.
-            os.link(
-                f"/proc/self/fd/{fd}", self.path, src_dir_fd=fd, follow_symlinks=True
-            )
+            try:
+                _fill(fd, mapping, options)
+                mapping[: len(header)] = header
+                _link(fd, self.path)
+            except BaseException:
+                # Whoever keeps the exception keeps this frame, but not the memory.
+                mapping.close()
+                raise
         finally:
             os.close(fd)
         return mapping
 
-    def _take_lock(self, fd: int) -> None:
-        self._lock = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
 
-    def _drop_lock(self) -> None:
-        lock, self._lock = self._lock, -1
-        if lock >= 0:
-            os.close(lock)
+class _OwnerLock:
+    """The shared lock that says "in use", on an open file description of its own."""
+
+    __slots__ = ("__weakref__", "_fd")
+
+    def __init__(self) -> None:
+        self._fd = -1
+        # Known before it is taken: another thread may fork at any moment.
+        _owner_locks.add(self)
+
+    def take(self, fd: int) -> None:
+        self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def drop(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+_owner_locks: weakref.WeakSet[_OwnerLock] = weakref.WeakSet()
+
+
+def _forget_locks_in_child() -> None:
+    for lock in list(_owner_locks):
+        lock.drop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks_in_child)
+
+
+def _let_go(path: str, owner: int, lock: _OwnerLock) -> None:
+    # A forked child inherits the finaliser, and the file is not the child's to remove.
+    if os.getpid() == owner:
+        # Gone already, or not to be removed: cleaning finds that nobody uses it.
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    lock.drop()
+
+
+def _link(fd: int, path: str) -> None:
+    # src_dir_fd makes Python call linkat, which can follow the /proc link.
+    os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
 
 
 def region_files() -> list[str]:
-    """Paths of all region files in /dev/shm, anybody's, in use or not."""
+    """Paths of all region files in /dev/shm, anybody's, in use or not.
+
+    Only regular files: whoever opens a pipe that somebody put there waits for ever.
+    """
     with contextlib.suppress(FileNotFoundError), os.scandir(SHM_DIRECTORY) as entries:
-        return [entry.path for entry in entries if entry.name.startswith(PREFIX)]
+        return [
+            entry.path
+            for entry in entries
+            if entry.name.startswith(PREFIX) and entry.is_file(follow_symlinks=False)
+        ]
     return []
 
 
@@ -206,7 +260,8 @@ def _check_room(fd: int, nbytes: int) -> None:
 
 def _free_bytes(fd: int) -> int:
     room = os.fstatvfs(fd)
-    return room.f_bavail * room.f_frsize
+    # A tmpfs without a limit has no blocks at all.
+    return room.f_bavail * room.f_frsize if room.f_blocks else sys.maxsize
 
 
 def _available_memory() -> int:
@@ -257,7 +312,8 @@ def _fill(fd: int, mapping: mmap.mmap, options: RegionOptions) -> None:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise _out_of_memory(nbytes, _free_bytes(fd)) from error
+            ours = os.fstat(fd).st_blocks * _BLOCK_BYTES
+            raise _out_of_memory(nbytes, _free_bytes(fd) + ours) from error
     if options.prefault:
         _touch(mapping)
     if options.lock:
@@ -285,23 +341,10 @@ def _lock_pages(mapping: mmap.mmap) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mlock(address, ctypes.c_size_t(len(mapping))) != 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"mlock: {os.strerror(code)} (see ulimit -l)")
-
-
-def _unlink_own(path: str, owner: int) -> None:
-    # A forked child inherits the finaliser, and the file is not the child's to remove.
-    if os.getpid() == owner:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-_live_regions: weakref.WeakSet[Region] = weakref.WeakSet()
-
-
-def _forget_locks_in_child() -> None:
-    for region in list(_live_regions):
-        region._drop_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks_in_child)
+        raise RegionError(
+            f"could not lock {len(mapping)} bytes of shared memory in RAM:"
+            f" {os.strerror(code)}.",
+            hint="Raise the limit (ulimit -l), or leave RegionOptions(lock=) off.",
+            nbytes=len(mapping),
+            errno=code,
+        )
