@@ -68,7 +68,7 @@ class Receiver:
 
     @property
     def is_busy(self) -> bool:
-        return self._running.locked()
+        return self._running.locked() or bool(self._incoming and not self._stopping)
 
     def watch(self, slot: Slot) -> None:
         """Wait for the reply of a slot whose caller has left."""
@@ -89,10 +89,14 @@ class Receiver:
                 wake.send(b"\0")
 
     def _start_unless_running(self) -> None:
-        if not self._stopping and self._running.acquire(blocking=False):
+        if not self._stopping and not self._running.locked():
             _thread.start_new_thread(self._run, ())
 
     def _run(self) -> None:
+        # Taken here: a thread that cannot start, or Ctrl-C, must not leave it taken.
+        # Of several threads started at once, all but one end at once.
+        if not self._running.acquire(blocking=False):
+            return
         try:
             while not self._stopping and self._incoming:
                 self._work()
@@ -136,34 +140,35 @@ class Receiver:
                 with contextlib.suppress(BlockingIOError):
                     self._woken.recv(4096)
             else:
-                self._read(key.data)
+                self._read(key)
         for drain in [each for each in self._drains if each.when <= time.monotonic()]:
             self._advance(drain)
 
     def _take_in(self, slot: Slot) -> None:
-        if slot.label is Label.LOST:
+        channel = slot.channel
+        if channel is None or slot.label is Label.LOST:
             self._drains.append(self._new_drain(slot, delay=0))
         else:
-            assert slot.channel is not None
-            self._selector.register(slot.channel, selectors.EVENT_READ, slot)
+            self._selector.register(channel, selectors.EVENT_READ, slot)
 
     # --- late replies -----------------------------------------------------------------
 
-    def _read(self, slot: Slot) -> None:
+    def _read(self, key: selectors.SelectorKey) -> None:
+        slot: Slot = key.data
         channel = slot.channel
-        assert channel is not None
-        descriptor = channel.fileno()
         try:
-            reply = channel.feed(channel.receive(_CONTROL_LIMIT))
-            if reply is None:
-                return
-            self._exchange.accept(slot, reply, b"")
+            # A session that closes takes the connection away, and stops this thread.
+            if channel is not None:
+                reply = channel.feed(channel.receive(_CONTROL_LIMIT))
+                if reply is None:
+                    return
+                self._exchange.accept(slot, reply, b"")
         except ShmlaneError:
             # An error of the model ends the request as well as a success does. What
             # leaves the slot held is a reply that cannot be trusted.
-            if slot.server_hold:
+            if slot.server_hold and channel is not None:
                 channel.close()
-        self._selector.unregister(descriptor)
+        self._selector.unregister(key.fd)
         if slot.server_hold:
             self._drains.append(self._new_drain(slot, delay=0))
         else:
