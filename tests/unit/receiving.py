@@ -1,0 +1,145 @@
+"""Requests nobody waits for: slots in flight, and the server's end of everything.
+
+Owns pairs of sockets in place of connections, and the threads that answer control
+requests. Refuses real servers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import termios
+import threading
+from collections.abc import Callable
+
+from shmlane.exchange import Exchange
+from shmlane.receiver import Receiver
+from shmlane.slots import Label, Slot
+from shmlane.transport import Endpoint, HttpConnection
+from tests.polling import eventually
+from tests.unit.scripted import (
+    PLAIN,
+    REQUESTS,
+    Request,
+    error,
+    http,
+    memory,
+    model,
+    output,
+    success,
+)
+
+OK = http(200)
+FULL = output("Y", (1, 4))
+IN_USE = error(500, "Cannot unregister shared memory region 'r', it is in use.")
+GONE = error(404, "Unable to find system shared memory region: 'r'")
+PATIENCE = 10.0
+
+
+class ControlServer:
+    """Answers control requests, each connection on a pair of sockets of its own."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answer: Callable[[str], bytes] = lambda line: OK
+        self.is_away = False
+        self.refusals = 0
+        self._threads: list[threading.Thread] = []
+
+    def connect(self, _timeout: float | None) -> socket.socket:
+        if self.is_away:
+            self.refusals += 1
+            raise ConnectionRefusedError("nobody listens")
+        near, far = socket.socketpair()
+        thread = threading.Thread(target=self._serve, args=(far,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return near
+
+    def _serve(self, far: socket.socket) -> None:
+        with far:
+            while data := far.recv(65536):
+                line = Request.read(data).line
+                self.asked.append(line)
+                far.sendall(self.answer(line))
+
+    def join(self) -> None:
+        """Every connection was closed by its client."""
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+class Desk:
+    """Slots in flight, each with the far end of its connection, and their receiver."""
+
+    def __init__(self, version: str = "2.51.0") -> None:
+        metadata = model(
+            PLAIN.inputs.values(), PLAIN.outputs.values(), server_version=version
+        )
+        self.exchange = Exchange(REQUESTS, metadata)
+        self.memory = memory(metadata)
+        self.far: dict[Slot, socket.socket] = {}
+        self.returned: list[Slot] = []
+        self.returns = threading.Semaphore(0)
+        self.receiver = Receiver(
+            self.exchange, Endpoint.parse("here:8000"), self.give_back
+        )
+
+    def give_back(self, slot: Slot) -> None:
+        self.returned.append(slot)
+        self.returns.release()
+
+    def late(self, count: int = 1) -> list[Slot]:
+        """Slots whose callers have left before the reply."""
+        slots = self.memory.make_slots(count)
+        for slot in slots:
+            near, self.far[slot] = socket.socketpair()
+            slot.channel = HttpConnection(near)
+            slot.registrations[0].is_live = True
+            self.exchange.prepare(slot, 1)
+            slot.channel.send(self.exchange.begin(slot))
+            assert Request.read(self.far[slot].recv(65536)).line.startswith("POST")
+        return slots
+
+    def lost(self, count: int = 1) -> list[Slot]:
+        """Slots whose connections broke before the reply."""
+        slots = self.late(count)
+        for slot in slots:
+            assert slot.channel is not None
+            slot.channel.close()
+            assert slot.label is Label.LOST
+        return slots
+
+    def watch(self, *slots: Slot) -> None:
+        for slot in slots:
+            self.receiver.watch(slot)
+
+    def reply(self, slot: Slot, data: bytes | None = None) -> None:
+        self.far[slot].sendall(success("1", FULL) if data is None else data)
+
+    def came_back(self, *slots: Slot) -> None:
+        """Exactly these slots come back, free, and the thread ends."""
+        self.is_idle()
+        assert sorted(map(id, self.returned)) == sorted(map(id, slots))
+        for slot in slots:
+            assert not slot.server_hold
+            assert slot.record[0] == 0
+        self.returned.clear()
+
+    def is_idle(self) -> None:
+        eventually(lambda: not self.receiver.is_busy, f"{self.receiver} ends")
+
+    def close(self) -> None:
+        self.receiver.stop()
+        self.is_idle()
+        for slot, far in self.far.items():
+            slot.close()
+            far.close()
+        self.memory.close()
+
+
+def read_by_the_other_end(far: socket.socket) -> bool:
+    buffer = fcntl.ioctl(far, termios.TIOCOUTQ, bytes(4))
+    return struct.unpack("i", buffer) == (0,)

@@ -1,0 +1,414 @@
+"""Late and lost requests: brought back by one thread that is there only when needed."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from shmlane import receiver as receiver_module
+from shmlane.slots import Label, Slot
+from shmlane.transport import Endpoint
+from tests.polling import eventually
+from tests.unit.receiving import (
+    FULL,
+    GONE,
+    IN_USE,
+    OK,
+    PATIENCE,
+    ControlServer,
+    Desk,
+    read_by_the_other_end,
+)
+from tests.unit.scripted import error, http, output, success
+
+
+@pytest.fixture
+def control_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlServer]:
+    server = ControlServer()
+    monkeypatch.setattr(
+        Endpoint, "connect", lambda _endpoint, timeout: server.connect(timeout)
+    )
+    monkeypatch.setattr(receiver_module, "_CONTROL_LIMIT", 0.05)
+    monkeypatch.setattr(receiver_module, "_RETRY_PAUSE", 0.001)
+    yield server
+    server.join()
+
+
+@pytest.fixture
+def desk(control_server: ControlServer) -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.close()
+
+
+# --- late replies ---------------------------------------------------------------------
+
+
+def test_a_late_reply_frees_its_slot_and_keeps_its_connection(desk: Desk) -> None:
+    (slot,) = desk.late()
+    desk.watch(slot)
+    assert desk.receiver.is_busy
+    assert repr(desk.receiver) == "<Receiver running, 0 drains>"
+    desk.reply(slot)
+    desk.came_back(slot)
+    assert slot.channel is not None
+    assert slot.channel.is_open
+    assert desk.receiver.late_replies == 1
+    assert repr(desk.receiver) == "<Receiver idle, 0 drains>"
+
+
+def test_a_reply_that_was_there_already_is_read(desk: Desk) -> None:
+    (slot,) = desk.late()
+    desk.reply(slot)
+    desk.watch(slot)
+    desk.came_back(slot)
+
+
+def test_a_reply_in_pieces_frees_the_slot_with_its_last_byte(desk: Desk) -> None:
+    (slot,) = desk.late()
+    desk.watch(slot)
+    data = success("1", FULL)
+    for piece in (data[:30], data[30:60], data[60:-1]):
+        desk.reply(slot, piece)
+        eventually(lambda: read_by_the_other_end(desk.far[slot]))
+        assert desk.returned == []
+        assert slot.label is Label.LATE
+    desk.reply(slot, data[-1:])
+    desk.came_back(slot)
+    assert desk.receiver.late_replies == 1
+
+
+def test_the_rest_of_a_reply_that_was_begun_is_read(desk: Desk) -> None:
+    (slot,) = desk.late()
+    data = success("1", FULL)
+    desk.reply(slot, data[:50])
+    assert slot.channel is not None
+    assert slot.channel.feed(slot.channel.receive(1)) is None
+    desk.watch(slot)
+    desk.reply(slot, data[50:])
+    desk.came_back(slot)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        error(500, "[request id: 1] the model broke"),
+        error(404, "Unable to find shared memory region: 'r'"),
+        error(404, "Request for unknown model: 'm' is not found"),
+        success("1"),
+        success("1", output("Y", (5, 5))),
+        success("1", FULL, Connection="close"),
+    ],
+)
+def test_every_complete_reply_of_tritons_frees_the_slot(
+    desk: Desk, control_server: ControlServer, data: bytes
+) -> None:
+    (slot,) = desk.late()
+    desk.watch(slot)
+    desk.reply(slot, data)
+    desk.came_back(slot)
+    assert (desk.receiver.late_replies, desk.receiver.drains) == (1, 0)
+    assert control_server.asked == []
+
+
+def test_late_replies_are_never_known_by_their_bytes(desk: Desk) -> None:
+    (slot,) = desk.late()
+    desk.watch(slot)
+    desk.reply(slot)
+    desk.came_back(slot)
+    for _ in range(2):
+        desk.exchange.begin(slot)
+    assert desk.exchange.matches(slot, success("1", FULL)) is None
+    desk.exchange.withdraw(slot)
+
+
+# --- lost requests --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        success("1", FULL) + b"more",
+        success("0", FULL),
+        success("1", FULL, name="other"),
+        success("1", FULL, Via="1.1 proxy"),
+        http(502, "<html>Bad Gateway</html>"),
+        http(200, "{}"),
+    ],
+)
+def test_a_late_reply_that_cannot_be_trusted_is_drained(
+    desk: Desk, control_server: ControlServer, data: bytes
+) -> None:
+    (slot,) = desk.late()
+    (name,) = [each.name for each in slot.registrations]
+    desk.watch(slot)
+    desk.reply(slot, data)
+    desk.came_back(slot)
+    assert slot.channel is not None
+    assert not slot.channel.is_open
+    assert (desk.receiver.late_replies, desk.receiver.drains) == (0, 1)
+    assert control_server.asked == [
+        f"POST /v2/systemsharedmemory/region/{name}/unregister"
+    ]
+
+
+@pytest.mark.parametrize("begun", [b"", success("1", FULL)[:50]])
+def test_an_end_while_a_reply_is_awaited_is_drained(desk: Desk, begun: bytes) -> None:
+    (slot,) = desk.late()
+    desk.watch(slot)
+    desk.reply(slot, begun)
+    desk.far[slot].close()
+    desk.came_back(slot)
+    assert desk.receiver.drains == 1
+
+
+def test_a_lost_slot_comes_back_with_new_names(desk: Desk) -> None:
+    (slot,) = desk.lost()
+    before = slot.registrations[0].name
+    desk.watch(slot)
+    desk.came_back(slot)
+    assert slot.label is Label.FREE
+    assert slot.registrations[0].name != before
+    assert not slot.registrations[0].is_live
+    assert slot.obsolete == []
+
+
+def test_a_lost_slot_is_kept_until_the_server_agrees(
+    desk: Desk, control_server: ControlServer
+) -> None:
+    replies = [OK, IN_USE, IN_USE, IN_USE, IN_USE]
+    control_server.answer = lambda line: replies.pop()
+    (slot,) = desk.lost()
+    desk.watch(slot)
+    desk.came_back(slot)
+    assert replies == []
+    assert len(set(control_server.asked)) == 1
+
+
+def test_a_lost_slot_of_a_newer_server_is_kept_until_its_region_is_gone(
+    control_server: ControlServer,
+) -> None:
+    desk = Desk("2.55.0")
+    status = [GONE, http(200, "[]"), http(200, "[]")]
+    control_server.answer = lambda line: OK if "POST" in line else status.pop()
+    (slot,) = desk.lost()
+    desk.watch(slot)
+    desk.came_back(slot)
+    words = [line.rpartition("/")[2] for line in control_server.asked]
+    assert words == ["unregister", "status", "status", "status"]
+    desk.close()
+
+
+def test_a_lost_slot_of_an_old_server_is_given_up(
+    control_server: ControlServer,
+) -> None:
+    desk = Desk("2.49.0")
+    (slot,) = desk.lost()
+    desk.watch(slot)
+    desk.is_idle()
+    assert (desk.receiver.retired, desk.receiver.drains) == (1, 0)
+    assert desk.returned == []
+    assert slot.server_hold
+    assert slot.record[0] == 1
+    assert control_server.asked == []
+    desk.close()
+
+
+def test_a_server_that_is_away_is_asked_again(
+    desk: Desk, control_server: ControlServer
+) -> None:
+    control_server.is_away = True
+    (slot,) = desk.lost()
+    desk.watch(slot)
+    eventually(lambda: control_server.refusals >= 3)
+    assert slot.server_hold
+    control_server.is_away = False
+    desk.came_back(slot)
+
+
+def test_a_control_connection_that_broke_is_made_anew(
+    desk: Desk, control_server: ControlServer
+) -> None:
+    replies = [OK, b"garbage", IN_USE, http(500, Connection="close"), IN_USE]
+    control_server.answer = lambda line: replies.pop()
+    (slot,) = desk.lost()
+    desk.watch(slot)
+    desk.came_back(slot)
+    assert replies == []
+
+
+def test_a_drain_does_not_keep_late_replies_waiting(
+    desk: Desk, control_server: ControlServer
+) -> None:
+    control_server.answer = lambda line: IN_USE
+    (lost,), (late,) = desk.lost(), desk.late()
+    desk.watch(lost, late)
+    eventually(lambda: repr(desk.receiver) == "<Receiver running, 1 drains>")
+    desk.reply(late)
+    eventually(lambda: desk.returned == [late])
+    control_server.answer = lambda line: OK
+    desk.came_back(late, lost)
+
+
+# --- the thread -----------------------------------------------------------------------
+
+
+def test_there_is_no_thread_before_the_first_slot_and_after_the_last(
+    desk: Desk,
+) -> None:
+    assert not desk.receiver.is_busy
+    for _ in range(3):
+        first, last = desk.late(2)
+        desk.watch(first, last)
+        desk.reply(first)
+        eventually(lambda: desk.returned == [first])  # noqa: B023 - read at once
+        assert desk.receiver.is_busy
+        desk.reply(last)
+        desk.came_back(first, last)
+    assert desk.receiver.late_replies == 6
+
+
+def test_many_slots_come_back_in_any_order(desk: Desk) -> None:
+    slots = desk.late(60)
+    desk.watch(*slots)
+    for slot in random.sample(slots, len(slots)):
+        desk.reply(slot)
+    desk.came_back(*slots)
+    assert desk.receiver.late_replies == 60
+
+
+def test_late_and_lost_slots_come_back_together(desk: Desk) -> None:
+    late, lost = desk.late(20), desk.lost(20)
+    desk.watch(*(slot for pair in zip(late, lost, strict=True) for slot in pair))
+    for slot in late[:10]:
+        desk.far[slot].close()
+    for slot in late[10:]:
+        desk.reply(slot)
+    desk.came_back(*late, *lost)
+    assert (desk.receiver.late_replies, desk.receiver.drains) == (10, 30)
+
+
+def test_no_slot_is_overlooked_while_the_thread_ends(desk: Desk) -> None:
+    (slot,) = desk.late()
+    for number in range(300):
+        desk.reply(slot, success("01"[(number + 1) % 2], FULL))
+        desk.watch(slot)
+        # The thread ends now, or has not yet noticed that it may.
+        assert desk.returns.acquire(timeout=PATIENCE)
+        assert desk.returned == [slot]
+        desk.returned.clear()
+        assert slot.channel is not None
+        slot.channel.send(desk.exchange.begin(slot))
+        desk.far[slot].recv(65536)
+    desk.exchange.withdraw(slot)
+    desk.is_idle()
+
+
+def test_slots_may_come_from_many_threads(desk: Desk) -> None:
+    slots = desk.late(32)
+    threads = [threading.Thread(target=desk.watch, args=(slot,)) for slot in slots]
+    for thread in threads:
+        thread.start()
+    for slot in slots:
+        desk.reply(slot)
+    for thread in threads:
+        thread.join()
+    desk.came_back(*slots)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_stopping_ends_the_thread_and_closes_what_is_its_own(
+    desk: Desk, control_server: ControlServer
+) -> None:
+    (late,), (lost,) = desk.late(), desk.lost()
+    before = open_descriptors()
+    control_server.answer = lambda line: IN_USE
+    desk.watch(late, lost)
+    eventually(lambda: control_server.asked)
+    desk.receiver.stop()
+    desk.is_idle()
+    eventually(lambda: open_descriptors() == before, "its descriptors are closed")
+    assert desk.returned == []
+    assert late.label is Label.LATE
+    assert lost.label is Label.LOST
+
+
+def test_a_stopped_receiver_starts_nothing(desk: Desk) -> None:
+    desk.receiver.stop()
+    (slot,) = desk.late()
+    desk.reply(slot)
+    desk.watch(slot)
+    assert not desk.receiver.is_busy
+    assert slot.label is Label.LATE
+
+
+def test_a_slot_that_is_closed_under_the_thread_does_no_harm(
+    control_server: ControlServer,
+) -> None:
+    desk = Desk()
+    slots = desk.late(8)
+    for slot in slots:
+        desk.reply(slot)
+
+    def close_all(_slot: Slot) -> None:
+        # As a session does that closes when several replies come at once.
+        desk.receiver.stop()
+        for each in slots:
+            each.close()
+
+    desk.receiver._give_back = close_all
+    desk.watch(*slots)
+    desk.is_idle()
+    assert desk.receiver.late_replies >= 1
+    desk.close()
+
+
+def test_a_thread_that_cannot_be_started_is_tried_again_with_the_next_slot(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = desk.late(2)
+    desk.reply(first)
+    desk.reply(second)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            desk.watch(first)
+    assert desk.returned == []
+    desk.watch(second)
+    desk.came_back(first, second)
+
+
+def test_a_thread_without_descriptors_waits_for_some(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (slot,) = desk.late()
+    desk.reply(slot)
+    pair = socket.socketpair
+    refusals = 0
+
+    def few() -> tuple[socket.socket, socket.socket]:
+        nonlocal refusals
+        refusals += 1
+        if refusals < 4:
+            raise OSError(24, "Too many open files")
+        return pair()
+
+    monkeypatch.setattr(socket, "socketpair", few)
+    desk.watch(slot)
+    desk.came_back(slot)
+    assert refusals == 4
