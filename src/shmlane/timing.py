@@ -46,7 +46,11 @@ class Timeouts:
 
 def check_timeout(value: float | None, name: str = "timeout") -> float | None:
     """`value` if it is None or a number of seconds >= 0, else `UsageError`."""
-    if value is not None and not 0 <= value <= threading.TIMEOUT_MAX:
+    try:
+        is_limit = value is None or 0 <= value <= threading.TIMEOUT_MAX
+    except TypeError:
+        is_limit = False
+    if not is_limit:
         raise UsageError(
             f"{name}={value!r} is not a time limit: give seconds >= 0, or None to wait"
             " for ever."
