@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import operator
 import os
 import threading
 import time
@@ -119,12 +120,11 @@ class Session:
         region: RegionOptions | None = None,
     ) -> None:
         self._state = _State.NEW
-        if slots < 1:
-            raise UsageError(f"slots={slots}: a session needs at least one slot.")
+        self._slot_count = _checked_count(slots)
         self.url = url
         self.model = model
-        self.version = version
-        self._slot_count = slots
+        # A number is what most people write.
+        self.version = str(version)
         self._shapes = shapes
         self._outputs = outputs
         self._timeouts = timeouts or Timeouts()
@@ -134,7 +134,7 @@ class Session:
         self._requests = HttpRequests(
             self._endpoint.host_header,
             model,
-            version=version,
+            version=self.version,
             headers=self._connection.headers,
         )
         self._opening = threading.Lock()
@@ -369,6 +369,16 @@ class Session:
         state = self._state.value
         slots = f", {self._pool!r}" if self._state is _State.OPEN else ""
         return f"<Session {self.model!r} at {self.url} {state}{slots}>"
+
+
+def _checked_count(slots: int) -> int:
+    try:
+        count = operator.index(slots)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise UsageError(f"slots={slots!r}: a session needs one slot or more.")
+    return count
 
 
 def _limit(timeout: Timeout) -> float | None:

@@ -75,10 +75,11 @@ class Endpoint:
             )
         try:
             parts = urlsplit(f"//{rest}")
-            host, port = parts.hostname, parts.port or 8000
+            host, port = parts.hostname, 8000 if parts.port is None else parts.port
         except ValueError as error:
             raise UsageError(f"{url!r} is not a server address: {error}.") from None
-        if not host or parts.path.strip("/") or parts.query or parts.username:
+        path = parts.path.strip("/")
+        if not (host and port) or path or parts.query or parts.username:
             raise UsageError(
                 f"{url!r} is not a server address.",
                 hint="Give host:port, for example localhost:8000.",
