@@ -53,14 +53,15 @@ def unix_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
 
 @pytest.fixture
 def no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail the test if it leaves a region file, or a region registered in a server."""
-    own = ("request", "no_leftovers")
-    fixtures = [
+    """Fail the test if it leaves a region file, or a region registered in a server.
+
+    Its servers are the fixtures whose names end in `server`.
+    """
+    servers: list[TritonServer] = [
         request.getfixturevalue(name)
         for name in request.fixturenames
-        if name not in own
+        if name.endswith("server")
     ]
-    servers = [each for each in fixtures if isinstance(each, TritonServer)]
     files, regions = _region_files(), _registered(servers)
     yield
     gc.collect()

@@ -236,7 +236,7 @@ def test_a_buffer_over_a_view_keeps_the_slot(server: TritonServer) -> None:
     with open_sink(server, slots=2) as session:
         with session.lease() as lease:
             ask(lease, 13)
-            buffer = memoryview(lease["INPUT__0"])
+            buffer = lease["INPUT__0"].data
         hammer(session)
         assert (np.asarray(buffer) == 13).all()
         del buffer
@@ -357,14 +357,16 @@ def waiting(session: Session) -> Iterator[threading.Event]:
 def test_no_free_slot_within_the_limit_is_an_error(server: TritonServer) -> None:
     with open_sink(server, slots=2, lease=0.02) as session:
         with session.lease(), session.lease():
-            for call in (session.lease, lambda: session.lease(timeout=0)):
+            for limit in (0, 0.02):
                 with pytest.raises(LeaseTimeout, match="2 slots are: 2 leased") as it:
-                    call()
+                    session.lease(timeout=limit)
                 assert it.value.retryable
                 assert it.value.context["counts"] == {"leased": 2}
+            with pytest.raises(LeaseTimeout, match=r"within 0\.02 s"):
+                session.lease()
             with pytest.raises(LeaseTimeout):
                 session.infer({"INPUT__0": frame(1)}, timeout=0.02)
-        assert session.stats().waits == 3
+        assert session.stats().waits == 4
         assert sink(session, 3) == 3
 
 
@@ -377,7 +379,7 @@ def test_waiting_callers_are_served_in_turn(server: TritonServer) -> None:
 
     with open_sink(server, slots=1) as session:
         lease = session.lease()
-        threads = []
+        threads: list[threading.Thread] = []
         for number in range(12):
             thread = threading.Thread(target=take, args=[number])
             thread.start()

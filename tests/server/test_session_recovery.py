@@ -44,7 +44,7 @@ def shared() -> Iterator[TritonServer]:
 
 
 @pytest.fixture
-def own(shared: TritonServer) -> Iterator[TritonServer]:
+def own_server(shared: TritonServer) -> Iterator[TritonServer]:
     """A server that the test may stop, kill and restart, and leaves answering."""
     if not shared.is_alive:
         shared.start()
@@ -93,50 +93,53 @@ def asking(session: Session, value: float) -> Iterator[Future[float]]:
 # --- a server that forgets ------------------------------------------------------------
 
 
-def test_a_restart_between_requests_is_not_noticed(own: TritonServer) -> None:
-    with open_sink(own) as session:
-        for value in range(3):
-            assert sink(session, value) == value
-            assert sink(session, value, size=5000 + value) == value
-            own.restart()
+def test_a_restart_between_requests_is_not_noticed(own_server: TritonServer) -> None:
+    with open_sink(own_server) as session:
+        for end in (own_server.stop, own_server.kill, own_server.kill):
+            assert sink(session, 1) == 1
+            assert sink(session, 2, size=5000) == 2
+            end()
+            own_server.start()
         assert sink(session, 9) == 9
         assert all_free(session).slots == 2
 
 
-def test_a_restart_within_a_lease_keeps_its_inputs(own: TritonServer) -> None:
-    with open_sink(own) as session, session.lease() as lease:
+def test_a_restart_within_a_lease_keeps_its_inputs(own_server: TritonServer) -> None:
+    with open_sink(own_server) as session, session.lease() as lease:
         fill(lease, 4)
         assert lease.infer()["OUTPUT__0"] == [4]
-        own.restart()
+        own_server.restart()
         assert lease.infer()["OUTPUT__0"] == [4]
         assert session.stats().registrations == 3
 
 
 def test_regions_that_another_client_unregistered_come_back(
-    own: TritonServer,
+    own_server: TritonServer,
 ) -> None:
-    with open_sink(own, slots=3) as session:
+    with open_sink(own_server, slots=3) as session:
         for size in (8, 5000, 8):
             with session.lease() as first, session.lease() as second:
                 for lease in (first, second):
                     lease.view("INPUT__0", (1, 1, 1, size))[...] = size
                 assert first.infer()["OUTPUT__0"] == [size]
-                status, _ = own.call("/v2/systemsharedmemory/unregister", {})
+                status, _ = own_server.call("/v2/systemsharedmemory/unregister", {})
                 assert status == 200
-                assert not registered(own)
+                assert not registered(own_server)
                 assert second.infer()["OUTPUT__0"] == [size]
         all_free(session)
 
 
-def test_a_model_that_was_unloaded_is_named_and_may_return(own: TritonServer) -> None:
-    with open_sink(own) as session:
-        own.call("/v2/repository/models/sink/unload", {})
-        eventually(lambda: "sink" not in own.model_names())
+def test_a_model_that_was_unloaded_is_named_and_may_return(
+    own_server: TritonServer,
+) -> None:
+    with open_sink(own_server) as session:
+        own_server.call("/v2/repository/models/sink/unload", {})
+        eventually(lambda: "sink" not in own_server.model_names())
         with pytest.raises(ModelNotReady, match="cannot run model 'sink' now") as it:
             sink(session, 1)
         assert it.value.retryable
         all_free(session)
-        own.call("/v2/repository/models/sink/load", {})
+        own_server.call("/v2/repository/models/sink/load", {})
         assert sink(session, 2) == 2
         all_free(session)
 
@@ -144,51 +147,55 @@ def test_a_model_that_was_unloaded_is_named_and_may_return(own: TritonServer) ->
 # --- a server that is away ------------------------------------------------------------
 
 
-def test_a_server_that_is_away_is_named_and_may_return(own: TritonServer) -> None:
-    with open_sink(own, connect=0.1) as session:
-        own.kill()
-        with pytest.raises(ServerUnreachable, match=own.http_url) as it:
+def test_a_server_that_is_away_is_named_and_may_return(
+    own_server: TritonServer,
+) -> None:
+    with open_sink(own_server, connect=0.1) as session:
+        own_server.kill()
+        with pytest.raises(ServerUnreachable, match=own_server.http_url) as it:
             sink(session, 1)
         assert it.value.retryable
         assert all_free(session).lost == 0
-        own.start()
+        own_server.start()
         assert sink(session, 2) == 2
 
 
-def test_a_server_that_comes_back_in_time_is_waited_for(own: TritonServer) -> None:
-    with open_sink(own, connect=30.0) as session:
-        own.kill()
+def test_a_server_that_comes_back_in_time_is_waited_for(
+    own_server: TritonServer,
+) -> None:
+    with open_sink(own_server, connect=30.0) as session:
+        own_server.kill()
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(sink, session, 6)
-            own.start()
+            own_server.start()
             assert answer.result() == 6
 
 
-def test_opening_can_wait_for_the_server(own: TritonServer) -> None:
-    own.kill()
+def test_opening_can_wait_for_the_server(own_server: TritonServer) -> None:
+    own_server.kill()
     limits = Timeouts(connect=0.05)
-    session = Session(own.http_url, "sink", timeouts=limits)
-    with pytest.raises(ServerUnreachable, match=own.http_url):
+    session = Session(own_server.http_url, "sink", timeouts=limits)
+    with pytest.raises(ServerUnreachable, match=own_server.http_url):
         session.open()
-    with pytest.raises(ServerUnreachable, match=own.http_url):
+    with pytest.raises(ServerUnreachable, match=own_server.http_url):
         session.open(wait=0.2)
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(session.open, wait=30)
-        own.start()
+        own_server.start()
         assert opening.result() is session
     with session:
         assert sink(session, 7) == 7
 
 
-def test_opening_can_wait_for_the_model(own: TritonServer) -> None:
-    own.call("/v2/repository/models/sink/unload", {})
-    eventually(lambda: "sink" not in own.model_names())
-    session = Session(own.http_url, "sink")
+def test_opening_can_wait_for_the_model(own_server: TritonServer) -> None:
+    own_server.call("/v2/repository/models/sink/unload", {})
+    eventually(lambda: "sink" not in own_server.model_names())
+    session = Session(own_server.http_url, "sink")
     with pytest.raises(ModelNotReady, match=r"not ready.*UNAVAILABLE"):
         session.open()
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(session.open, wait=30)
-        own.call("/v2/repository/models/sink/load", {})
+        own_server.call("/v2/repository/models/sink/load", {})
         opening.result()
     with session:
         assert sink(session, 8) == 8
@@ -198,42 +205,46 @@ def test_opening_can_wait_for_the_model(own: TritonServer) -> None:
 
 
 def test_a_request_lost_in_a_crash_frees_its_slot_after_the_restart(
-    own: TritonServer,
+    own_server: TritonServer,
 ) -> None:
-    with open_sink(own) as session:
+    with open_sink(own_server) as session:
         sink(session, 1)
-        with stopped(own), asking(session, 2) as answer:
-            own.kill()
+        with stopped(own_server), asking(session, 2) as answer:
+            own_server.kill()
             with pytest.raises(RequestLost, match="connection broke") as it:
                 answer.result()
             assert it.value.retryable
             eventually(lambda: session.stats().lost == 1)
-            own.start()
+            own_server.start()
         assert all_free(session).drains == 1
         for value in (3, 4, 5):
             assert sink(session, value) == value
 
 
-def test_closing_does_not_wait_for_a_server_that_is_gone(own: TritonServer) -> None:
-    session = open_sink(own, connect=0.1, infer=600)
-    with stopped(own), asking(session, 2) as answer:
-        own.kill()
+def test_closing_does_not_wait_for_a_server_that_is_gone(
+    own_server: TritonServer,
+) -> None:
+    session = open_sink(own_server, connect=0.1, infer=600)
+    with stopped(own_server), asking(session, 2) as answer:
+        own_server.kill()
         with pytest.raises(RequestLost):
             answer.result()
     closing = threading.Thread(target=session.close)
     closing.start()
     closing.join(30)
-    own.start()
+    own_server.start()
     assert not closing.is_alive()
 
 
 # --- a caller that gives up -----------------------------------------------------------
 
 
-def test_a_late_reply_frees_its_slot_and_is_nobodys_answer(own: TritonServer) -> None:
-    with open_sink(own) as session:
+def test_a_late_reply_frees_its_slot_and_is_nobodys_answer(
+    own_server: TritonServer,
+) -> None:
+    with open_sink(own_server) as session:
         sink(session, 1)
-        with stopped(own):
+        with stopped(own_server):
             with session.lease() as lease:
                 fill(lease, 2)
                 with pytest.raises(InferTimeout, match="no complete reply"):
@@ -250,9 +261,11 @@ def test_a_late_reply_frees_its_slot_and_is_nobodys_answer(own: TritonServer) ->
             assert sink(session, value) == value
 
 
-def test_a_lease_that_waits_for_a_late_reply_is_not_usable(own: TritonServer) -> None:
-    with open_sink(own, slots=1) as session:
-        with stopped(own), session.lease() as lease:
+def test_a_lease_that_waits_for_a_late_reply_is_not_usable(
+    own_server: TritonServer,
+) -> None:
+    with open_sink(own_server, slots=1) as session:
+        with stopped(own_server), session.lease() as lease:
             fill(lease, 2)
             with pytest.raises(InferTimeout):
                 lease.infer(timeout=0.05)
@@ -269,10 +282,10 @@ def test_a_lease_that_waits_for_a_late_reply_is_not_usable(own: TritonServer) ->
 
 
 def test_views_of_a_late_slot_keep_it_pinned_after_the_reply(
-    own: TritonServer,
+    own_server: TritonServer,
 ) -> None:
-    with open_sink(own, slots=1) as session:
-        with stopped(own):
+    with open_sink(own_server, slots=1) as session:
+        with stopped(own_server):
             lease = session.lease()
             view = lease["INPUT__0"]
             view[...] = 7
@@ -287,24 +300,24 @@ def test_views_of_a_late_slot_keep_it_pinned_after_the_reply(
         all_free(session)
 
 
-def test_late_slots_come_back_all_at_once(own: TritonServer) -> None:
+def test_late_slots_come_back_all_at_once(own_server: TritonServer) -> None:
     def give_up(number: int) -> None:
         with session.lease() as lease:
             fill(lease, number)
             with pytest.raises(InferTimeout):
                 lease.infer(timeout=0.2)
 
-    with open_sink(own, slots=8) as session:
+    with open_sink(own_server, slots=8) as session:
         session.warmup()
-        with stopped(own), ThreadPoolExecutor(8) as pool:
+        with stopped(own_server), ThreadPoolExecutor(8) as pool:
             list(pool.map(give_up, range(8)))
             assert session.stats().late == 8
         assert all_free(session).late_replies == 8
         assert sink(session, 9) == 9
 
 
-def test_one_limit_covers_every_part_of_a_call(own: TritonServer) -> None:
-    with open_sink(own, slots=1) as session, stopped(own):
+def test_one_limit_covers_every_part_of_a_call(own_server: TritonServer) -> None:
+    with open_sink(own_server, slots=1) as session, stopped(own_server):
         started = time.monotonic()
         with pytest.raises(InferTimeout):
             session.infer({"INPUT__0": frame(1)}, timeout=0.2)
@@ -313,9 +326,9 @@ def test_one_limit_covers_every_part_of_a_call(own: TritonServer) -> None:
     assert session.stats().slots == 0
 
 
-def test_closing_waits_for_late_replies(own: TritonServer) -> None:
-    session = open_sink(own)
-    with stopped(own):
+def test_closing_waits_for_late_replies(own_server: TritonServer) -> None:
+    session = open_sink(own_server)
+    with stopped(own_server):
         with session.lease() as lease:
             fill(lease, 2)
             with pytest.raises(InferTimeout):
@@ -325,18 +338,18 @@ def test_closing_waits_for_late_replies(own: TritonServer) -> None:
         eventually(lambda: "closed" in repr(session))
         assert closing.is_alive()
     closing.join()
-    assert not registered(own)
+    assert not registered(own_server)
 
 
 def test_a_request_in_flight_ends_well_while_its_session_closes(
-    own: TritonServer,
+    own_server: TritonServer,
 ) -> None:
-    session = open_sink(own)
-    with stopped(own), asking(session, 5) as answer:
+    session = open_sink(own_server)
+    with stopped(own_server), asking(session, 5) as answer:
         closing = threading.Thread(target=session.close)
         closing.start()
         eventually(lambda: "closed" in repr(session))
-        os.kill(own.pid, signal.SIGCONT)
+        os.kill(own_server.pid, signal.SIGCONT)
         assert answer.result() == 5
     closing.join()
 
@@ -362,10 +375,12 @@ def interrupted(when: Callable[[], bool]) -> Iterator[None]:
         thread.join()
 
 
-def test_ctrl_c_during_an_inference_sets_the_slot_aside(own: TritonServer) -> None:
-    with open_sink(own) as session:
+def test_ctrl_c_during_an_inference_sets_the_slot_aside(
+    own_server: TritonServer,
+) -> None:
+    with open_sink(own_server) as session:
         sink(session, 1)
-        with stopped(own):
+        with stopped(own_server):
             with session.lease() as lease:
                 fill(lease, 2)
                 with interrupted(lambda: session.stats().in_flight == 1):
@@ -377,14 +392,14 @@ def test_ctrl_c_during_an_inference_sets_the_slot_aside(own: TritonServer) -> No
 
 
 def test_ctrl_c_during_a_registration_leaves_its_reply_to_nobody(
-    own: TritonServer,
+    own_server: TritonServer,
 ) -> None:
-    with open_sink(own, slots=1) as session, session.lease() as lease:
+    with open_sink(own_server, slots=1) as session, session.lease() as lease:
         fill(lease, 1)
         lease.infer()
         before = session.stats()
         lease.view("INPUT__0", (1, 1, 1, 5000))[...] = 2
-        with stopped(own):
+        with stopped(own_server):
             with interrupted(
                 lambda: session.stats().registrations > before.registrations
             ):
