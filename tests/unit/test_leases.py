@@ -252,11 +252,13 @@ def test_a_lease_that_is_dropped_comes_back_with_a_warning(desk: Desk) -> None:
 def test_a_dropped_lease_comes_back_where_warnings_are_errors(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raised: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    raised: list[object] = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda told: raised.append(told.exc_type)
+    )
     lease = desk.lease()
     del lease
-    assert [each.exc_type for each in raised] == [ResourceWarning]
+    assert raised == [ResourceWarning]
     assert desk.host.returned == [desk.slot]
     assert not desk.slot.leased
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmlane.errors import OutOfSharedMemory
+from shmlane.errors import OutOfSharedMemory, PoolClosed
 from shmlane.exchange import Exchange
 from shmlane.header import RegionHeader
 from shmlane.memory import SessionMemory
@@ -203,6 +203,17 @@ def test_a_limit_of_memory_holds_and_changes_nothing() -> None:
     assert (limited.nbytes, limited.growths) == (before, 0)
     assert (slot.inputs["X"].registration, slot.inputs["X"].capacity) == block
     assert slot.inputs["X"].array.tolist() == [1] * 8
+
+
+def test_a_closed_memory_makes_nothing_more(memory_of_open: SessionMemory) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    memory_of_open.close()
+    for make in (
+        lambda: memory_of_open.make_slots(1),
+        lambda: grown(memory_of_open, slot),
+    ):
+        with pytest.raises(PoolClosed):
+            make()
 
 
 # --- registrations --------------------------------------------------------------------
