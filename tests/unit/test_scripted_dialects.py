@@ -347,6 +347,24 @@ def test_region_in_use_is_torn_away_before_2_50(file: File) -> None:
         assert ask(server.url, infer([IN])).status == 404
 
 
+def test_region_torn_away_while_the_model_reads_it_ends_the_server(file: File) -> None:
+    def run(inputs: object) -> dict[str, Array]:
+        assert ask(server.url, unregister("r")).status == 200
+        return {"O": np.zeros(1, np.float32)}
+
+    model = FakeModel(
+        "m", inputs={"I": ("FP32", (16,))}, outputs={"O": ("FP32", (1,))}, run=run
+    )
+    read = tensor(place("r", 64), name="I", shape=[16])
+    with (
+        ScriptedServer([model], version="2.49.0") as server,
+        RawConnection(known(server, file).url) as client,
+    ):
+        client.send(infer([read], model="m"))
+        assert client.read() is None
+        assert server.crashed
+
+
 def is_listening(server: ScriptedServer) -> bool:
     try:
         RawConnection(server.url).close()

@@ -46,6 +46,7 @@ from shmlane.testing import (
     sink_model,
 )
 from tests.polling import eventually
+from tests.raw_http import RawConnection, get
 from tests.sessions import Array, all_free, frame, region_files
 
 NAME = "INPUT__0"
@@ -452,6 +453,16 @@ def test_fault_is_told_and_the_slot_comes_back(
     all_free(session)
     for value in (4.0, 5.0, 6.0):
         echo(session, value)
+
+
+def test_reply_comes_as_often_as_scripted(scripted: ScriptedServer) -> None:
+    scripted.script(Duplicate(3), path="/v2")
+    with RawConnection(scripted.url) as client:
+        client.send(get("/v2"))
+        first = client.read()
+        assert first is not None
+        assert [client.read(), client.read()] == [first, first]
+        assert client.is_alive()
 
 
 def test_reply_that_comes_twice_never_answers_another_request(

@@ -62,8 +62,8 @@ class Inference:
         try:
             self._reader.read()
             check(call, self._model, self._dialect)
-            with stage.enter(ended, delay) as goes_on:
-                reply = self._run(call, ended) if goes_on else None
+            with stage.enter(ended, delay):
+                reply = self._run(call, ended)
         except ServerError as error:
             reply = Reply.of_error(error)
         finally:
@@ -79,6 +79,7 @@ class Inference:
             if ended.is_set():
                 return None
             outputs = self._outputs(call)
+            # Memory torn away while the model read it.
             for tensor in call.inputs.values():
                 tensor.data()
             reply = self._write(call, outputs)

@@ -56,8 +56,8 @@ class Stage:
     @contextlib.contextmanager
     def enter(
         self, ended: threading.Event, delay: Delay | None = None
-    ) -> Iterator[bool]:
-        """Be inside the model. Gives False when the server ended meanwhile."""
+    ) -> Iterator[None]:
+        """Be inside the model, once let in or once the server has ended."""
         with self._changed:
             self._inside += 1
             self._changed.notify_all()
@@ -65,7 +65,7 @@ class Stage:
             self._wait_for_release(ended)
             if delay is not None:
                 delay.wait(ended)
-            yield not ended.is_set()
+            yield
         finally:
             with self._changed:
                 self._inside -= 1
