@@ -6,6 +6,7 @@ version, as bytes. Names that differ by nature are masked.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -63,19 +64,19 @@ class Sides(NamedTuple):
 @pytest.fixture(scope="module")
 def sides(server: TritonServer) -> Iterator[Sides]:
     path = Path("/dev/shm") / f"scripted-test.{secrets.token_hex(8)}"
-    path.write_bytes(VALUES.tobytes())
+    name = masked_name("R", path)
     models = [identity_model(), sink_model()]
-    with ScriptedServer(models, version=server.version) as scripted:
-        both = Sides(server.http_url, scripted.url, path)
-        try:
-            for url in both[:2]:
-                name = masked_name("R", path)
-                reply = ask(url, register(name, key=f"/{path.name}", byte_size=8192))
-                assert reply.status == 200
-            yield both
-        finally:
-            ask(both.real, unregister(masked_name("R", path)))
-            path.unlink()
+    with (
+        ScriptedServer(models, version=server.version) as scripted,
+        contextlib.ExitStack() as undo,
+    ):
+        undo.callback(path.unlink, missing_ok=True)
+        path.write_bytes(VALUES.tobytes())
+        for url in (server.http_url, scripted.url):
+            reply = ask(url, register(name, key=f"/{path.name}", byte_size=8192))
+            assert reply.status == 200
+            undo.callback(ask, url, unregister(name))
+        yield Sides(server.http_url, scripted.url, path)
 
 
 def masked_name(name: str, path: Path) -> str:
