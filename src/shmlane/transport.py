@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import re
 import select
 import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from .errors import (
     InferTimeout,
@@ -34,6 +35,15 @@ _RECEIVE_BYTES = 64 << 10
 
 # Linux reports the path of a Unix socket in 108 bytes with the closing zero.
 _MAX_UNIX_PATH = 107
+# Stricter than the resolver, which takes spaces and separators for parts of a name.
+_LABEL = r"[A-Za-z0-9_-]{1,63}"
+_ADDRESS = re.compile(
+    rf"(?:(?P<name>{_LABEL}(?:\.{_LABEL})*\.?)"
+    r"|\[(?P<ipv6>[0-9A-Fa-f:.]+)(?P<zone>%[A-Za-z0-9._~-]+)?\])"
+    r"(?::(?P<port>[0-9]{0,5}))?/?"
+)
+_DEFAULT_PORT = 8000
+_MAX_PORT = 65535
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.1
 
@@ -66,30 +76,27 @@ class Endpoint:
     def parse(cls, url: str) -> Endpoint:
         """Read `host:port`, `http://host:port` or `unix:///path`; else `UsageError`."""
         scheme, rest = url.split("://", 1) if "://" in url else ("http", url)
-        if scheme == "unix":
+        if scheme.lower() == "unix":
             return cls._unix(url, rest)
-        if scheme != "http":
+        if scheme.lower() != "http":
             raise UsageError(
                 f"{url!r}: scheme {scheme!r} is not supported.",
                 hint="Use host:port, http://host:port or unix:///path/to/http.sock.",
             )
-        try:
-            parts = urlsplit(f"//{rest}")
-            host, port = parts.hostname, 8000 if parts.port is None else parts.port
-        except ValueError as error:
-            raise UsageError(f"{url!r} is not a server address: {error}.") from None
-        path = parts.path.strip("/")
-        if not (host and port) or path or parts.query or parts.username:
+        match = _ADDRESS.fullmatch(rest)
+        port = int(match["port"] or _DEFAULT_PORT) if match else 0
+        if match is None or not 0 < port <= _MAX_PORT or not _is_ipv6(match["ipv6"]):
             raise UsageError(
                 f"{url!r} is not a server address.",
-                hint="Give host:port, for example localhost:8000.",
+                hint="Give host:port with a port from 1 to 65535, for example"
+                " localhost:8000 or [::1]:8000.",
             )
-        return cls(url, host, port)
+        return cls(url, match["name"] or match["ipv6"] + (match["zone"] or ""), port)
 
     @classmethod
     def _unix(cls, url: str, path: str) -> Endpoint:
-        length = len(path.encode())
-        if not path.startswith("/") or length > _MAX_UNIX_PATH:
+        length = len(os.fsencode(path))
+        if not path.startswith("/") or "\0" in path or length > _MAX_UNIX_PATH:
             raise UsageError(
                 f"{url!r} is not a Unix socket address: the path must be absolute and"
                 f" at most {_MAX_UNIX_PATH} bytes, this one has {length}."
@@ -117,6 +124,14 @@ class Endpoint:
             unix.close()
             raise
         return unix
+
+
+def _is_ipv6(address: str | None) -> bool:
+    """Whether the resolver takes it; True for None, where a name stands instead."""
+    try:
+        return address is None or bool(socket.inet_pton(socket.AF_INET6, address))
+    except OSError:
+        return False
 
 
 class HttpConnection:
