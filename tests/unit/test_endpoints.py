@@ -1,0 +1,111 @@
+"""Server addresses: which are understood, as what, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shmlane.errors import UsageError
+from shmlane.transport import Endpoint
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "header"),
+    [
+        ("localhost", "localhost", 8000, "localhost:8000"),
+        ("localhost:8001", "localhost", 8001, "localhost:8001"),
+        ("localhost:", "localhost", 8000, "localhost:8000"),
+        ("localhost:8001/", "localhost", 8001, "localhost:8001"),
+        ("http://localhost", "localhost", 8000, "localhost:8000"),
+        ("http://localhost:1/", "localhost", 1, "localhost:1"),
+        ("HTTP://localhost:65535", "localhost", 65535, "localhost:65535"),
+        ("127.0.0.1:8000", "127.0.0.1", 8000, "127.0.0.1:8000"),
+        ("triton-1.my_net.example.:80", "triton-1.my_net.example.", 80, None),
+        (f"{'x' * 63}:1", "x" * 63, 1, None),
+        ("[::1]", "::1", 8000, "[::1]:8000"),
+        ("[::1]:8001", "::1", 8001, "[::1]:8001"),
+        ("http://[fe80::1%eth0]:80", "fe80::1%eth0", 80, "[fe80::1%eth0]:80"),
+        ("[::ffff:127.0.0.1]:80", "::ffff:127.0.0.1", 80, "[::ffff:127.0.0.1]:80"),
+    ],
+)
+def test_a_host_and_a_port_are_understood(
+    url: str, host: str, port: int, header: str | None
+) -> None:
+    endpoint = Endpoint.parse(url)
+    assert (endpoint.host, endpoint.port, endpoint.path) == (host, port, "")
+    assert endpoint.host_header == (header or f"{host}:{port}")
+    assert endpoint.url == url
+
+
+@pytest.mark.parametrize("scheme", ["unix", "UNIX"])
+@pytest.mark.parametrize("path", ["/s", "/run/triton/http.sock", "/a b?c#d%20:1", "/ü"])
+def test_a_unix_path_is_taken_as_it_is(scheme: str, path: str) -> None:
+    endpoint = Endpoint.parse(f"{scheme}://{path}")
+    assert endpoint.path == path
+    assert endpoint.host_header == "localhost"
+
+
+@pytest.mark.parametrize("letter", ["x", "ü", "\udcff"])
+def test_a_unix_path_may_have_107_bytes_and_no_more(letter: str) -> None:
+    rest = 107 - len(letter.encode("utf-8", "surrogateescape")) - 1
+    longest = f"unix:///{'x' * rest}{letter}"
+    assert len(Endpoint.parse(longest).path) == rest + 2
+    with pytest.raises(UsageError) as caught:
+        Endpoint.parse(f"{longest}x")
+    assert "must be absolute and at most 107 bytes, this one has 108." in str(
+        caught.value
+    )
+
+
+@pytest.mark.parametrize(
+    "url", ["unix://", "unix://run/s", "unix://./s", "unix:///a\0b"]
+)
+def test_a_unix_path_that_cannot_be_opened_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="is not a Unix socket address"):
+        Endpoint.parse(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://h", "grpc://h:8001", "ftp://h", "tcp://h:1", "://h", "unix+http:///s"],
+)
+def test_another_scheme_is_refused_by_its_name(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Endpoint.parse(url)
+    assert str(caught.value) == (
+        f"{url!r}: scheme {url.partition('://')[0]!r} is not supported. Use host:port,"
+        " http://host:port or unix:///path/to/http.sock."
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "http://", "http:///", "/", ":8000", "[]:8000", "//localhost:8000"),
+        *("h:0", "h:65536", "h:-1", "h:+1", "h:1.0", "h:0x50", "h:eighty", "h:\u0663"),
+        *("h:80:80", "::1", "::1:8000", "fe80::1", "[::1", "::1]", "[::1]8000"),
+        *("[h]:80", "[:::]:80", "[1.2.3.4]:80", "a[::1]:80", "[::1%]:80", "[v1.x]:80"),
+        *("h/path", "http://h:8000/v2", "h?q", "h:80?q=1", "h#f", "h:80#f", "h:80?"),
+        *("user@h", "user:pw@h:80", ":pw@h", "@h", "http://user@h"),
+        *(" h", "h ", "a b", "h:80 ", "h\n", "a\tb", "h\0", "a\\b", "h,i", "h;i"),
+        *("bücher.example", "\u24d7", "a..b", ".h", f"{'x' * 64}.example", "unix:/s"),
+    ],
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Endpoint.parse(url)
+    assert str(caught.value).startswith(f"{url!r} is not a server address")
+
+
+@given(st.one_of(st.text(), st.text("h:[]/@.%-0123456789", max_size=12)))
+def test_any_text_is_an_address_or_refused(text: str) -> None:
+    try:
+        endpoint = Endpoint.parse(text)
+    except UsageError:
+        return
+    # What came through can be given to the resolver and stand in a header.
+    assert endpoint.host.encode("idna")
+    assert endpoint.host_header.isascii()
+    assert endpoint.host_header.isprintable()
+    assert endpoint.path or 0 < endpoint.port < 65536
