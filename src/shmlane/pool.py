@@ -113,6 +113,12 @@ class SlotPool:
         if self._has_work():
             self._settle()
 
+    def replace(self, slot: Slot, new: Slot) -> None:
+        """Have `new` in the place of a slot that is never to be handed out again."""
+        with self._lock:
+            self.slots[self.slots.index(slot)] = new
+        self.release(new)
+
     def close(self) -> None:
         """Hand out nothing more; whoever waits gets `PoolClosed`."""
         with self._lock:

@@ -43,14 +43,17 @@ class _Drain:
 class Receiver:
     """Brings LATE and LOST slots back. `watch` may be called from finalisers.
 
-    give_back: called in the thread with each slot that the server no longer holds.
+    Called in the thread: give_back with each slot that the server no longer holds, and
+    retire with each that an old server may hold for ever.
     """
 
     def __init__(
         self,
         exchange: Exchange,
         endpoint: Endpoint,
+        *,
         give_back: Callable[[Slot], None],
+        retire: Callable[[Slot], None],
     ) -> None:
         self.late_replies = 0
         self.drains = 0
@@ -58,6 +61,7 @@ class Receiver:
         self._exchange = exchange
         self._endpoint = endpoint
         self._give_back = give_back
+        self._retire = retire
         self._incoming: deque[Slot] = deque()
         self._drains: list[_Drain] = []
         self._stopping = False
@@ -211,6 +215,7 @@ class Receiver:
             self._give_back(slot)
         else:
             self.retired += 1
+            self._retire(slot)
 
     def _call(self, request: bytes) -> HttpReply:
         deadline = Deadline(_CONTROL_LIMIT)

@@ -203,7 +203,12 @@ class Session:
         # Nothing here refers back to the session: dropping it ends it at once.
         spare = functools.partial(memory.make_slots, self._slot_count)
         self._pool = SlotPool(slots, spare=spare)
-        self._receiver = Receiver(exchange, self._endpoint, self._pool.release)
+        self._receiver = Receiver(
+            exchange,
+            self._endpoint,
+            give_back=self._pool.release,
+            retire=functools.partial(_replace, self._pool, memory),
+        )
         self._state = _State.OPEN
         _open_sessions.add(self)
 
@@ -369,6 +374,13 @@ class Session:
         state = self._state.value
         slots = f", {self._pool!r}" if self._state is _State.OPEN else ""
         return f"<Session {self.model!r} at {self.url} {state}{slots}>"
+
+
+def _replace(pool: SlotPool, memory: SessionMemory, slot: Slot) -> None:
+    """Put new memory in the place of a slot that must never be used again."""
+    # Without room for it the slot stays lost, which the counters show.
+    with contextlib.suppress(ShmlaneError):
+        pool.replace(slot, memory.make_slots(1)[0])
 
 
 def _checked_count(slots: int) -> int:

@@ -83,8 +83,12 @@ class Desk:
         self.far: dict[Slot, socket.socket] = {}
         self.returned: list[Slot] = []
         self.returns = threading.Semaphore(0)
+        self.retired: list[Slot] = []
         self.receiver = Receiver(
-            self.exchange, Endpoint.parse("here:8000"), self.give_back
+            self.exchange,
+            Endpoint.parse("here:8000"),
+            give_back=self.give_back,
+            retire=self.retired.append,
         )
 
     def give_back(self, slot: Slot) -> None:

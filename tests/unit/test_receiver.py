@@ -215,6 +215,7 @@ def test_a_lost_slot_of_an_old_server_is_given_up(
     desk.watch(slot)
     desk.is_idle()
     assert (desk.receiver.retired, desk.receiver.drains) == (1, 0)
+    assert desk.retired == [slot]
     assert desk.returned == []
     assert slot.server_hold
     assert slot.record[0] == 1

@@ -544,7 +544,7 @@ def test_lost_request_is_drained_in_every_way_of_unregistering(version: str) -> 
 def test_lost_slot_is_retired_where_unregistering_ends_the_server() -> None:
     with (
         ScriptedServer([identity_model()], version="2.49.0") as server,
-        Session(server.url, "identity", slots=2, timeouts=QUICK) as session,
+        Session(server.url, "identity", slots=1, timeouts=QUICK) as session,
     ):
         with server.hold():
             server.script(Close())
@@ -552,6 +552,8 @@ def test_lost_slot_is_retired_where_unregistering_ends_the_server() -> None:
                 echo(session, 1.0)
             eventually(lambda: session.stats().retired == 1, "the slot is retired")
         echo(session, 2.0)
+        stats = session.stats()
+        assert (stats.slots, stats.free, stats.lost) == (1, 1, 0)
         assert not server.crashed
 
 
