@@ -130,24 +130,29 @@ def _explain_missing(
 def register(requests: HttpRequests, slot: Slot) -> Talk[None]:
     """Register every region of the slot that the server does not know yet.
 
-    A name whose registration was interrupted is taken back first: its key must not be
-    registered twice (servers up to 2.68), and unregistering a name that the server does
-    not know is always answered with success. No name is ever used again.
+    A name whose registration was interrupted is taken back first; unregistering a name
+    that the server does not know is always answered with success. No name is ever used
+    again, nor the key of an interrupted registration: the server may come to it only
+    now, after its name was taken back over another connection.
     """
     for each in slot.unregistered():
         if each.name in slot.obsolete:
             slot.generation += 1
             each.renew(slot.generation)
+            each.respell()
+    _doubt_again(slot)
     yield from forget(requests, slot)
     for each in list(slot.unregistered()):
         # Until the reply is there, the server may or may not know the name.
         slot.obsolete.append(each.name)
+        slot.doubtful.append(each.name)
         reply = yield from ask(
             requests.register(each.name, each.key, each.region.nbytes)
         )
         each.is_live = reply.status == 200
         if each.is_live or reply.is_from_triton:
             slot.obsolete.remove(each.name)
+            slot.doubtful.remove(each.name)
         if not each.is_live:
             raise _registration_refusal(reply, each)
 
@@ -158,6 +163,18 @@ def unregister(requests: HttpRequests, slot: Slot) -> Talk[None]:
     for registration in slot.registrations:
         registration.is_live = False
     yield from forget(requests, slot)
+    _doubt_again(slot)
+    yield from forget(requests, slot)
+
+
+def _doubt_again(slot: Slot) -> None:
+    """Have names taken back once more whose registration was never answered.
+
+    A server that stood still may have registered them after they were taken back.
+    """
+    again = [name for name in slot.doubtful if name not in slot.obsolete]
+    slot.doubtful = [name for name in slot.doubtful if name in slot.obsolete]
+    slot.obsolete += again
 
 
 def forget(requests: HttpRequests, slot: Slot) -> Talk[None]:

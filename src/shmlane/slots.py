@@ -59,19 +59,28 @@ class Registration:
     but another string, because servers up to 2.68 fail a second registration of an
     equal string (they reuse a closed descriptor). A name is never used twice: deferred
     removal in 2.53 and later goes by name.
+
+    slots: how many slots register this region.
     """
 
-    __slots__ = ("is_live", "key", "name", "region", "slot_index")
+    __slots__ = ("_slots", "is_live", "key", "name", "region", "slot_index")
 
-    def __init__(self, region: Region, slot_index: int, generation: int) -> None:
+    def __init__(
+        self, region: Region, slot_index: int, generation: int, *, slots: int = 1
+    ) -> None:
         self.region = region
         self.slot_index = slot_index
+        self._slots = slots
         self.key = "/" * (slot_index + 1) + region.name
         self.renew(generation)
 
     def renew(self, generation: int) -> None:
         self.name = f"{self.region.name}.{self.slot_index}.{generation}"
         self.is_live = False
+
+    def respell(self) -> None:
+        """Take a key that no slot has used, for the server may still use this one."""
+        self.key = "/" * self._slots + self.key
 
     def __repr__(self) -> str:
         return f"<Registration {self.name} {'live' if self.is_live else 'not live'}>"
@@ -206,6 +215,7 @@ class Slot:
     __slots__ = (
         "__weakref__",
         "channel",
+        "doubtful",
         "epoch",
         "extensions",
         "generation",
@@ -239,8 +249,9 @@ class Slot:
         self.channel: Channel | None = None
         self.prepared: Prepared | None = None
         self.record = region.array(header.record_offset(index), 1)
-        self.registrations = [Registration(region, index, 0)]
+        self.registrations = [Registration(region, index, 0, slots=header.slots)]
         self.obsolete: list[str] = []
+        self.doubtful: list[str] = []
         self.extensions: dict[str, Registration] = {}
         self.live_roots = 0
         self.watches: list[RootWatch] = []

@@ -158,6 +158,32 @@ def test_an_interrupted_registration_is_taken_back_before_a_new_name(
     assert slot.obsolete == []
 
 
+def test_the_key_of_an_interrupted_registration_is_not_used_again(slot: Slot) -> None:
+    # The server may come to it after its name was taken back, and must not meet its
+    # key twice.
+    keys = {each.key for each in slot.registrations}
+    interrupted(slot)
+    script = run(slot, OK, OK, OK)
+    assert script.asked[1].body["key"] not in keys
+    assert script.asked[1].body["key"].lstrip("/") == slot.registrations[0].region.name
+
+
+def test_an_interrupted_registration_is_taken_back_once_more(slot: Slot) -> None:
+    base = names(slot)[0]
+    interrupted(slot)
+    run(slot, OK, OK, OK)
+    assert run(slot, OK).lines == unregistering(base)
+    assert run(slot).lines == []
+
+
+def test_an_interrupted_registration_is_taken_back_twice_at_the_end(slot: Slot) -> None:
+    base = names(slot)[0]
+    interrupted(slot)
+    script = Script(in_turn(OK, OK))
+    script.run(control.unregister(REQUESTS, slot))
+    assert script.lines == unregistering(base, base)
+
+
 def test_a_registration_interrupted_twice_is_taken_back_twice(slot: Slot) -> None:
     doubtful = [names(slot)[0]]
     interrupted(slot)
@@ -166,7 +192,8 @@ def test_a_registration_interrupted_twice_is_taken_back_twice(slot: Slot) -> Non
     interrupted(slot, OK)
     doubtful.append(names(slot)[0])
     assert slot.obsolete == [doubtful[1]]
-    assert run(slot, OK, OK, OK).lines[0] == unregistering(doubtful[1])[0]
+    taken_back = unregistering(doubtful[1], doubtful[0])
+    assert run(slot, OK, OK, OK, OK).lines[:2] == taken_back
     assert names(slot)[0] not in doubtful
 
 
