@@ -1,13 +1,27 @@
-"""Server addresses: which are understood, as what, and which are refused."""
+"""Server addresses: which are understood, and how the servers there are reached."""
 
 from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmlane.errors import UsageError
-from shmlane.transport import Endpoint
+from shmlane.errors import ServerUnreachable, UsageError
+from shmlane.timing import Deadline
+from shmlane.transport import Endpoint, HttpConnection
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs poll and Unix")
+
+REQUEST = b"GET /v2 HTTP/1.1\r\n\r\n"
+LONG = 30.0
+SHORT = 0.02
 
 
 @pytest.mark.parametrize(
@@ -109,3 +123,115 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
     assert endpoint.host_header.isascii()
     assert endpoint.host_header.isprintable()
     assert endpoint.path or 0 < endpoint.port < 65536
+
+
+# --- reaching them ----------------------------------------------------------------
+
+
+def test_a_unix_socket_is_connected_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        endpoint = Endpoint.parse(f"unix://{path}")
+        with closing(HttpConnection.open(endpoint, Deadline(LONG))) as connection:
+            assert connection.send(REQUEST)
+            accepted, _ = listener.accept()
+            with accepted:
+                assert accepted.recv(100) == REQUEST
+
+
+class Late(Endpoint):
+    """An address whose server begins to listen after some refusals."""
+
+    refusals: list[OSError]
+    begin: Callable[[], object]
+
+    @classmethod
+    def at(cls, url: str, begin: Callable[[], object]) -> Late:
+        late = cls.parse(url)
+        assert isinstance(late, Late)
+        object.__setattr__(late, "refusals", [])
+        object.__setattr__(late, "begin", begin)
+        return late
+
+    def connect(self, timeout: float | None) -> socket.socket:
+        if len(self.refusals) == 3:
+            self.begin()
+        try:
+            return super().connect(timeout)
+        except OSError as error:
+            self.refusals.append(error)
+            raise
+
+
+@pytest.mark.parametrize("limit", [LONG, None])
+def test_a_refused_connection_is_tried_again_until_somebody_listens(
+    limit: float | None,
+) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{listener.getsockname()[1]}"
+        late = Late.at(url, listener.listen)
+        with closing(HttpConnection.open(late, Deadline(limit))) as connection:
+            assert connection.is_open
+    assert [type(error) for error in late.refusals] == [ConnectionRefusedError] * 3
+
+
+def test_a_unix_socket_is_waited_for_too(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+
+        def begin() -> None:
+            listener.bind(str(path))
+            listener.listen()
+
+        late = Late.at(f"unix://{path}", begin)
+        with closing(HttpConnection.open(late, Deadline(LONG))) as connection:
+            assert connection.is_open
+    assert [type(error) for error in late.refusals] == [FileNotFoundError] * 3
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.05])
+def test_a_server_that_never_listens_is_unreachable_in_time(limit: float) -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        url = f"127.0.0.1:{deaf.getsockname()[1]}"
+        deadline = Deadline(limit)
+        with pytest.raises(ServerUnreachable) as caught:
+            HttpConnection.open(Endpoint.parse(url), deadline)
+    assert f"could not connect to {url} within {limit:g} s:" in str(caught.value)
+    assert "Is tritonserver running, and is this its HTTP address?" in caught.value.hint
+    assert caught.value.context == {"url": url, "timeout": limit}
+    assert caught.value.retryable
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_name_that_nobody_knows_is_unreachable() -> None:
+    with pytest.raises(
+        ServerUnreachable, match=r"could not connect to host\.invalid:1"
+    ):
+        HttpConnection.open(Endpoint.parse("host.invalid:1"), Deadline(SHORT))
+
+
+def test_a_failed_attempt_leaves_no_descriptor(tmp_path: Path) -> None:
+    for url in (f"unix://{tmp_path}/none", f"unix://{tmp_path}"):
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(OSError, match=r"No such file|refused"):
+            Endpoint.parse(url).connect(SHORT)
+        assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_process_without_descriptors_is_told_which_limit_it_met() -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = os.dup(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (last, limits[1]))
+    try:
+        with pytest.raises(ServerUnreachable) as caught:
+            HttpConnection.open(Endpoint.parse("127.0.0.1:1"), Deadline(0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        os.close(last)
+    assert "Too many open files" in str(caught.value)
+    assert "see ulimit -n, or use fewer slots" in caught.value.hint

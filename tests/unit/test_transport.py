@@ -1,0 +1,383 @@
+"""Connections: usable after a time-out, closed by everything else that goes wrong."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import TypeVar
+
+import pytest
+
+from shmlane.errors import (
+    InferTimeout,
+    ProtocolError,
+    RequestLost,
+    ServerUnreachable,
+)
+from shmlane.timing import Deadline
+from shmlane.transport import Endpoint, HttpConnection
+from tests.polling import eventually
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs poll and Unix")
+
+T = TypeVar("T")
+REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+CLOSING = REPLY.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n")
+REQUEST = b"GET /v2 HTTP/1.1\r\n\r\n"
+LONG = 30.0
+SHORT = 0.02
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def endpoint(listener: socket.socket) -> Endpoint:
+    return Endpoint.parse(f"127.0.0.1:{listener.getsockname()[1]}")
+
+
+@pytest.fixture
+def connection(endpoint: Endpoint) -> Iterator[HttpConnection]:
+    with closing(HttpConnection.open(endpoint, Deadline(LONG))) as connection:
+        yield connection
+
+
+@pytest.fixture
+def peer(
+    listener: socket.socket, connection: HttpConnection
+) -> Iterator[socket.socket]:
+    """The server's end of the connection."""
+    assert connection.is_open
+    accepted, _ = listener.accept()
+    with accepted:
+        yield accepted
+
+
+def reset(peer: socket.socket) -> None:
+    """End a connection the hard way, which the other side learns as an error."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+def readable(connection: HttpConnection) -> bool:
+    """Whether something has arrived; what was sent may take its time even here."""
+    return bool(select.select([connection], [], [], LONG)[0])
+
+
+def during(action: Callable[[], T], other: Callable[[], object]) -> T:
+    """`action` while another thread does `other`."""
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        return action()
+    finally:
+        thread.join()
+
+
+# --- sending --------------------------------------------------------------------------
+
+
+def test_a_connection_leads_to_the_server_without_delay(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    assert connection.send(REQUEST)
+    assert peer.recv(100) == REQUEST
+    peer.send(REPLY)
+    assert connection.receive(LONG) == REPLY
+    with socket.socket(fileno=os.dup(connection.fileno())) as twin:
+        assert twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+def test_what_cannot_be_sent_at_all_says_so_and_closes(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    reset(peer)
+    assert readable(connection)
+    assert not connection.send(REQUEST)
+    assert not connection.is_open
+
+
+def test_what_was_sent_in_part_did_not_leave(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    """The peer goes while the kernel still takes in bytes."""
+
+    def read_a_little() -> None:
+        assert peer.recv(1)
+        reset(peer)
+
+    more_than_buffers_hold = bytes(64 << 20)
+    assert not during(lambda: connection.send(more_than_buffers_hold), read_a_little)
+    assert not connection.is_open
+
+
+def test_a_closed_connection_sends_nothing(connection: HttpConnection) -> None:
+    connection.close()
+    assert not connection.send(REQUEST)
+
+
+# --- receiving ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [0.0, 1e-9, SHORT])
+def test_a_receive_that_times_out_leaves_the_connection_usable(
+    connection: HttpConnection, peer: socket.socket, timeout: float
+) -> None:
+    for _ in range(2):
+        with pytest.raises(InferTimeout) as caught:
+            connection.receive(timeout)
+    assert caught.value.context == {"timeout": timeout}
+    assert connection.is_open
+    assert connection.is_quiet
+    peer.send(REPLY)
+    assert connection.receive(LONG) == REPLY
+    assert connection.send(REQUEST)
+    assert peer.recv(100) == REQUEST
+
+
+def test_a_receive_waits_as_long_as_it_was_told_each_time(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    for timeout in (SHORT, 2 * SHORT, SHORT):
+        start = time.monotonic()
+        with pytest.raises(InferTimeout):
+            connection.receive(timeout)
+        # The kernel counts in ticks of up to ten milliseconds.
+        assert time.monotonic() - start > timeout / 2
+    late = threading.Timer(3 * SHORT, peer.send, [REPLY])
+    assert during(lambda: connection.receive(None), late.run) == REPLY
+
+
+def test_a_reply_cut_by_a_time_out_is_read_on_later(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    peer.send(REPLY[:20])
+    with pytest.raises(InferTimeout):
+        connection.finish(connection.receive(LONG), Deadline(SHORT))
+    assert connection.is_open
+    peer.send(REPLY[20:])
+    reply = connection.finish(connection.receive(LONG), Deadline(LONG))
+    assert (reply.status, bytes(reply.body)) == (200, b"{}")
+
+
+def test_a_reply_that_trickles_in_cannot_outlast_the_deadline(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+    given_up = threading.Event()
+
+    def trickle() -> None:
+        while not given_up.wait(SHORT / 10):
+            peer.send(b"x")
+
+    def finish() -> None:
+        try:
+            with pytest.raises(InferTimeout, match=r"no complete reply came in time"):
+                connection.finish(head, Deadline(5 * SHORT))
+        finally:
+            given_up.set()
+
+    during(finish, trickle)
+    assert connection.is_open
+
+
+def test_the_end_of_the_connection_loses_the_request(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    peer.close()
+    with pytest.raises(RequestLost, match="the server closed it") as caught:
+        connection.receive(LONG)
+    assert not connection.is_open
+    assert caught.value.retryable
+
+
+def test_a_reset_loses_the_request(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    reset(peer)
+    with pytest.raises(RequestLost, match="Connection reset by peer"):
+        connection.receive(LONG)
+    assert not connection.is_open
+
+
+def test_a_reply_cut_by_the_end_is_lost(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    peer.send(REPLY[:-1])
+    peer.close()
+    with pytest.raises(RequestLost):
+        connection.finish(connection.receive(LONG), Deadline(LONG))
+    assert not connection.is_open
+
+
+def test_a_closed_connection_receives_nothing(connection: HttpConnection) -> None:
+    connection.close()
+    for timeout in (LONG, SHORT, None):
+        with pytest.raises(RequestLost, match="Bad file descriptor"):
+            connection.receive(timeout)
+
+
+# --- replies --------------------------------------------------------------------------
+
+
+def test_replies_come_one_after_the_other(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    for body in (b"{}", b"[]", b"12"):
+        peer.send(REPLY.replace(b"{}", body))
+        reply = connection.finish(connection.receive(LONG), Deadline(LONG))
+        assert bytes(reply.body) == body
+        assert connection.is_open
+        assert connection.is_quiet
+
+
+def test_a_last_reply_closes_the_connection(connection: HttpConnection) -> None:
+    reply = connection.feed(CLOSING)
+    assert reply is not None
+    assert not reply.keep_alive
+    assert not connection.is_open
+
+
+@pytest.mark.parametrize("data", [b"SSH-2.0-x\r\n", REPLY + b"x", REPLY + REPLY])
+def test_what_is_no_reply_closes_the_connection(
+    connection: HttpConnection, data: bytes
+) -> None:
+    with pytest.raises(ProtocolError):
+        connection.feed(data)
+    assert not connection.is_open
+
+
+# --- control calls --------------------------------------------------------------------
+
+
+def test_a_call_sends_and_reads_the_reply(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    peer.send(REPLY)
+    assert connection.call(REQUEST, Deadline(LONG)).status == 200
+    assert peer.recv(100) == REQUEST
+    assert connection.is_open
+
+
+@pytest.mark.parametrize("sent", [b"", REPLY[:9]])
+def test_a_call_without_a_whole_answer_in_time_closes(
+    connection: HttpConnection, peer: socket.socket, sent: bytes
+) -> None:
+    peer.send(sent)
+    with pytest.raises(ServerUnreachable, match=r"did not answer .* within 0\.02 s"):
+        connection.call(REQUEST, Deadline(SHORT))
+    assert not connection.is_open
+    # The server learns it too: no late reply finds a reader.
+    assert peer.recv(100) == REQUEST
+    assert peer.recv(100) == b""
+
+
+@pytest.mark.parametrize("end", [socket.socket.close, reset])
+def test_a_call_on_a_broken_connection_is_unreachable(
+    connection: HttpConnection,
+    peer: socket.socket,
+    end: Callable[[socket.socket], None],
+) -> None:
+    end(peer)
+    assert readable(connection)
+    with pytest.raises(ServerUnreachable, match="did not answer a control request"):
+        connection.call(REQUEST, Deadline(LONG))
+    assert not connection.is_open
+
+
+def test_a_call_answered_with_garbage_closes(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    peer.send(b"garbage\r\n\r\n")
+    with pytest.raises(ProtocolError):
+        connection.call(REQUEST, Deadline(LONG))
+    assert not connection.is_open
+
+
+def test_ctrl_c_in_a_call_closes_so_that_its_reply_meets_nobody(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    main = threading.get_ident()
+
+    def press_ctrl_c() -> None:
+        assert peer.recv(100) == REQUEST
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        during(lambda: connection.call(REQUEST, Deadline(None)), press_ctrl_c)
+    assert not connection.is_open
+
+
+# --- idle connections -----------------------------------------------------------------
+
+
+def test_an_idle_connection_is_quiet(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    assert connection.is_quiet
+    assert connection.send(REQUEST)
+    assert connection.is_quiet
+    assert peer.recv(100) == REQUEST
+
+
+@pytest.mark.parametrize(
+    "happening",
+    [
+        socket.socket.close,
+        reset,
+        lambda peer: peer.shutdown(socket.SHUT_WR),
+        lambda peer: peer.send(b"x"),
+        lambda peer: peer.send(REPLY),
+    ],
+    ids=["end", "reset", "half an end", "stray byte", "reply to nobody"],
+)
+def test_an_idle_connection_with_something_to_read_is_not_quiet(
+    connection: HttpConnection,
+    peer: socket.socket,
+    happening: Callable[[socket.socket], object],
+) -> None:
+    happening(peer)
+    eventually(lambda: not connection.is_quiet, "it is noticed")
+    assert connection.is_open
+
+
+def test_a_closed_connection_is_never_quiet_whoever_has_its_number(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    number = connection.fileno()
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        connection.close()
+        assert (connection.fileno(), connection.is_open) == (-1, False)
+        assert not connection.is_quiet
+        os.dup2(mine.fileno(), number)
+        try:
+            assert not connection.is_quiet
+            assert not connection.send(REQUEST)
+            with pytest.raises(RequestLost):
+                connection.receive(SHORT)
+            connection.close()
+            theirs.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                theirs.recv(1)
+            assert os.write(number, b"still open") == 10
+        finally:
+            os.close(number)
+    assert peer.recv(1) == b""
+
+
+def test_a_connection_shows_whether_it_is_open(connection: HttpConnection) -> None:
+    assert repr(connection) == "<HttpConnection open>"
+    connection.close()
+    assert repr(connection) == "<HttpConnection closed>"
