@@ -6,9 +6,13 @@ that must hold after every fault. Refuses to start servers.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +114,29 @@ def all_free(session: Session, *, timeout: float = 10.0) -> SessionStats:
     stats = eventually(free, f"all slots of {session!r} are free", timeout=timeout)
     assert stats is not None
     return stats
+
+
+# --- requests that hang ---------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stopped(server: TritonServer) -> Iterator[None]:
+    """The server does not run, as on a machine that is overloaded."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if server.is_alive:
+            os.kill(server.pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def asking(session: Session, value: float) -> Iterator[Future[float]]:
+    """A request in another thread, which is in flight when the block begins."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(sink, session, value)
+        eventually(lambda: session.stats().in_flight == 1, "a request is in flight")
+        yield future
 
 
 # --- clients in other processes -------------------------------------------------------

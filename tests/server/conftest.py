@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from shmlane import Session
 from shmlane.server import TritonServer, demo_models
-from tests.sessions import write_models
+from tests.sessions import sink, write_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Connections that are still open delay its end for at most a second.
+BREAKABLE = [
+    "--model-control-mode=explicit",
+    "--load-model=*",
+    "--exit-timeout-secs=1",
+]
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +34,19 @@ def models_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
     folder = tmp_path_factory.mktemp("models")
     with TritonServer(write_models(folder, "rows", "types", "moody")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def breakable_server() -> Iterator[TritonServer]:
+    with TritonServer(extra_args=BREAKABLE) as server:
+        yield server
+
+
+@pytest.fixture
+def own_server(breakable_server: TritonServer) -> Iterator[TritonServer]:
+    """A server that the test may stop, kill and restart, and leaves answering."""
+    yield breakable_server
+    if not breakable_server.is_alive:
+        breakable_server.start()
+    with Session(breakable_server.http_url, "sink") as session:
+        assert sink(session, 5) == 5

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shmlane import (
+    Connection,
     InferFailed,
     ProtocolError,
     RequestLost,
@@ -17,7 +18,7 @@ from shmlane import (
 )
 from shmlane.server import TritonServer
 from tests.liar import Liar
-from tests.sessions import all_free, sink
+from tests.sessions import all_free, registered, sink
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -155,6 +156,25 @@ def test_a_connection_cut_within_a_reply_means_lost(
     with pytest.raises(RequestLost, match="connection broke"):
         sink(session, 5)
     assert all_free(session).drains == 1
+
+
+def test_a_lost_reply_is_asked_for_again_if_allowed(
+    liar: Liar, server: TritonServer
+) -> None:
+    cuts: list[None] = []
+
+    def cut_once(reply: bytes, _before: list[bytes]) -> list[bytes | None]:
+        return [cuts.pop() if cuts else reply]
+
+    again = Connection(replay=True)
+    with Session(liar.url, "sink", slots=1, connection=again) as session:
+        liar.twist = cut_once
+        for value in range(4):
+            cuts.append(None)
+            assert sink(session, value) == value
+        stats = all_free(session)
+        assert (stats.retries, stats.drains) == (4, 0)
+    assert not registered(server)
 
 
 def test_a_connection_that_died_idle_is_replaced(liar: Liar, session: Session) -> None:
