@@ -410,6 +410,10 @@ def _close_at_exit() -> None:
 def _disown_in_child() -> None:
     for session in list(_open_sessions):
         session._state = _State.FORKED
+        # A copy of a descriptor would keep the connection up when the parent closes it.
+        for slot in session._pool.slots:
+            if slot.channel is not None:
+                slot.channel.close()
     _open_sessions.clear()
 
 
