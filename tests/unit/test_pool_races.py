@@ -78,6 +78,20 @@ def test_a_release_at_any_moment_of_a_call_is_not_overlooked(
     assert None in {call.result for call in every(released_at)}
 
 
+def test_a_release_at_any_line_of_another_is_not_overlooked() -> None:
+    def released_at(line: int) -> Halt[None]:
+        pool = Pool(2)
+        first, second = pool.all()
+        callers = [Caller(pool), Caller(pool)]
+        with Halt(lambda: pool.release(first), line) as release:
+            pool.release(second)
+        assert {caller.end() for caller in callers} == {first, second}
+        return release
+
+    for _ in every(released_at):
+        pass
+
+
 def test_a_view_that_dies_at_any_moment_of_a_call_frees_its_slot() -> None:
     def died_at(instruction: int) -> Intrusion[Slot | None]:
         pool = Pool(1, has_spare=False)

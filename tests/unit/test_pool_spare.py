@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -115,17 +116,23 @@ def test_an_interrupted_caller_leaves_the_making_of_spare_slots_to_the_next(
     pool = Pool(1)
     (slot,) = pool.all()
     views = [input_of(slot)]
+    wait = Waiter.wait
+    callers: list[Caller] = []
 
-    def asked_and_interrupted(*_: object) -> None:
+    def asked_and_interrupted(waiter: Waiter, timeout: float | None) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            wait(waiter, timeout)
+            return
         pool.release(slot)
+        callers.append(Caller(pool))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Waiter, "wait", asked_and_interrupted)
         with pytest.raises(KeyboardInterrupt):
             pool.acquire(None)
-    assert pool.spare.calls == 0
-    spare = pool.acquire(0)
+    spare = callers[0].end()
+    assert spare is not None
     assert pool.spare.calls == 1
     views.clear()
     assert_whole(pool, [spare])
