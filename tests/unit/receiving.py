@@ -6,13 +6,17 @@ requests. Refuses real servers.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
 import termios
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import pytest
+
+from shmlane import receiver
 from shmlane.exchange import Exchange
 from shmlane.receiver import Receiver
 from shmlane.slots import Label, Slot
@@ -34,7 +38,7 @@ OK = http(200)
 FULL = output("Y", (1, 4))
 IN_USE = error(500, "Cannot unregister shared memory region 'r', it is in use.")
 GONE = error(404, "Unable to find system shared memory region: 'r'")
-PATIENCE = 10.0
+_PATIENCE = 10.0
 
 
 class ControlServer:
@@ -67,8 +71,19 @@ class ControlServer:
     def join(self) -> None:
         """Every connection was closed by its client."""
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(_PATIENCE)
             assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def control_in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlServer]:
+    """All connections go to a control server; receivers have little patience."""
+    server = ControlServer()
+    monkeypatch.setattr(Endpoint, "connect", lambda _, timeout: server.connect(timeout))
+    monkeypatch.setattr(receiver, "_CONTROL_LIMIT", 0.05)
+    monkeypatch.setattr(receiver, "_RETRY_PAUSE", 0.001)
+    yield server
+    server.join()
 
 
 class Desk:
@@ -82,7 +97,6 @@ class Desk:
         self.memory = memory(metadata)
         self.far: dict[Slot, socket.socket] = {}
         self.returned: list[Slot] = []
-        self.returns = threading.Semaphore(0)
         self.retired: list[Slot] = []
         self.receiver = Receiver(
             self.exchange,
@@ -93,7 +107,6 @@ class Desk:
 
     def give_back(self, slot: Slot) -> None:
         self.returned.append(slot)
-        self.returns.release()
 
     def late(self, count: int = 1) -> list[Slot]:
         """Slots whose callers have left before the reply."""

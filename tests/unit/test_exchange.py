@@ -258,6 +258,27 @@ def test_a_reply_that_came_in_pieces_is_not_known_by_its_first() -> None:
         assert is_held(slot)
 
 
+def test_a_reply_that_ends_its_connection_is_read_every_time() -> None:
+    exchange, slot = prepared_slot()
+    for _ in range(4):
+        data = success(request_id(exchange.begin(slot)), FULL, Connection="close")
+        assert exchange.matches(slot, data) is None
+        accept(exchange, slot, data)
+
+
+def test_the_reply_to_requests_built_before_is_not_taken_for_a_new_one() -> None:
+    exchange, slot = prepared_slot()
+    for _ in range(4):
+        assert isinstance(answered(exchange, slot, FULL), Answer)
+        earlier = success(request_id_of(slot), FULL)
+        exchange.prepare(slot, X)
+        exchange.begin(slot)
+        assert exchange.matches(slot, earlier) is None
+        with pytest.raises(ProtocolError, match="belongs to another request"):
+            accept(exchange, slot, earlier)
+        exchange.withdraw(slot)
+
+
 def test_a_reply_of_no_known_bytes_is_never_known() -> None:
     exchange, slot = prepared_slot()
     data = success(request_id(exchange.begin(slot)), FULL)

@@ -1,28 +1,21 @@
-"""Late and lost requests: brought back by one thread that is there only when needed."""
+"""Late and lost requests: when their slots come back, and when they never do."""
 
 from __future__ import annotations
 
-import _thread
-import os
-import random
-import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
 
-from shmlane import receiver as receiver_module
-from shmlane.slots import Label, Slot
-from shmlane.transport import Endpoint
+from shmlane.slots import Label
 from tests.polling import eventually
 from tests.unit.receiving import (
     FULL,
     GONE,
     IN_USE,
     OK,
-    PATIENCE,
     ControlServer,
     Desk,
+    control_in_place,
     read_by_the_other_end,
 )
 from tests.unit.scripted import error, http, output, success
@@ -30,14 +23,8 @@ from tests.unit.scripted import error, http, output, success
 
 @pytest.fixture
 def control_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlServer]:
-    server = ControlServer()
-    monkeypatch.setattr(
-        Endpoint, "connect", lambda _endpoint, timeout: server.connect(timeout)
-    )
-    monkeypatch.setattr(receiver_module, "_CONTROL_LIMIT", 0.05)
-    monkeypatch.setattr(receiver_module, "_RETRY_PAUSE", 0.001)
-    yield server
-    server.join()
+    with control_in_place(monkeypatch) as server:
+        yield server
 
 
 @pytest.fixture
@@ -257,159 +244,3 @@ def test_a_drain_does_not_keep_late_replies_waiting(
     eventually(lambda: desk.returned == [late])
     control_server.answer = lambda line: OK
     desk.came_back(late, lost)
-
-
-# --- the thread -----------------------------------------------------------------------
-
-
-def test_there_is_no_thread_before_the_first_slot_and_after_the_last(
-    desk: Desk,
-) -> None:
-    assert not desk.receiver.is_busy
-    for _ in range(3):
-        first, last = desk.late(2)
-        desk.watch(first, last)
-        desk.reply(first)
-        eventually(lambda: desk.returned == [first])  # noqa: B023 - read at once
-        assert desk.receiver.is_busy
-        desk.reply(last)
-        desk.came_back(first, last)
-    assert desk.receiver.late_replies == 6
-
-
-def test_many_slots_come_back_in_any_order(desk: Desk) -> None:
-    slots = desk.late(60)
-    desk.watch(*slots)
-    for slot in random.sample(slots, len(slots)):
-        desk.reply(slot)
-    desk.came_back(*slots)
-    assert desk.receiver.late_replies == 60
-
-
-def test_late_and_lost_slots_come_back_together(desk: Desk) -> None:
-    late, lost = desk.late(20), desk.lost(20)
-    desk.watch(*(slot for pair in zip(late, lost, strict=True) for slot in pair))
-    for slot in late[:10]:
-        desk.far[slot].close()
-    for slot in late[10:]:
-        desk.reply(slot)
-    desk.came_back(*late, *lost)
-    assert (desk.receiver.late_replies, desk.receiver.drains) == (10, 30)
-
-
-def test_no_slot_is_overlooked_while_the_thread_ends(desk: Desk) -> None:
-    (slot,) = desk.late()
-    for number in range(300):
-        desk.reply(slot, success("01"[(number + 1) % 2], FULL))
-        desk.watch(slot)
-        # The thread ends now, or has not yet noticed that it may.
-        assert desk.returns.acquire(timeout=PATIENCE)
-        assert desk.returned == [slot]
-        desk.returned.clear()
-        assert slot.channel is not None
-        slot.channel.send(desk.exchange.begin(slot))
-        desk.far[slot].recv(65536)
-    desk.exchange.withdraw(slot)
-    desk.is_idle()
-
-
-def test_slots_may_come_from_many_threads(desk: Desk) -> None:
-    slots = desk.late(32)
-    threads = [threading.Thread(target=desk.watch, args=(slot,)) for slot in slots]
-    for thread in threads:
-        thread.start()
-    for slot in slots:
-        desk.reply(slot)
-    for thread in threads:
-        thread.join()
-    desk.came_back(*slots)
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def test_stopping_ends_the_thread_and_closes_what_is_its_own(
-    desk: Desk, control_server: ControlServer
-) -> None:
-    (late,), (lost,) = desk.late(), desk.lost()
-    before = open_descriptors()
-    control_server.answer = lambda line: IN_USE
-    desk.watch(late, lost)
-    eventually(lambda: control_server.asked)
-    desk.receiver.stop()
-    desk.is_idle()
-    eventually(lambda: open_descriptors() == before, "its descriptors are closed")
-    assert desk.returned == []
-    assert late.label is Label.LATE
-    assert lost.label is Label.LOST
-
-
-def test_a_stopped_receiver_starts_nothing(desk: Desk) -> None:
-    desk.receiver.stop()
-    (slot,) = desk.late()
-    desk.reply(slot)
-    desk.watch(slot)
-    assert not desk.receiver.is_busy
-    assert slot.label is Label.LATE
-
-
-def test_a_slot_that_is_closed_under_the_thread_does_no_harm(
-    control_server: ControlServer,
-) -> None:
-    desk = Desk()
-    slots = desk.late(8)
-    for slot in slots:
-        desk.reply(slot)
-
-    def close_all(_slot: Slot) -> None:
-        # As a session does that closes when several replies come at once.
-        desk.receiver.stop()
-        for each in slots:
-            each.close()
-
-    desk.receiver._give_back = close_all
-    desk.watch(*slots)
-    desk.is_idle()
-    assert desk.receiver.late_replies >= 1
-    desk.close()
-
-
-def test_a_thread_that_cannot_be_started_is_tried_again_with_the_next_slot(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = desk.late(2)
-    desk.reply(first)
-    desk.reply(second)
-
-    def refuse(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_thread, "start_new_thread", refuse)
-        with pytest.raises(RuntimeError, match="can't start"):
-            desk.watch(first)
-    assert desk.returned == []
-    desk.watch(second)
-    desk.came_back(first, second)
-
-
-def test_a_thread_without_descriptors_waits_for_some(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (slot,) = desk.late()
-    desk.reply(slot)
-    pair = socket.socketpair
-    refusals = 0
-
-    def few() -> tuple[socket.socket, socket.socket]:
-        nonlocal refusals
-        refusals += 1
-        if refusals < 4:
-            raise OSError(24, "Too many open files")
-        return pair()
-
-    monkeypatch.setattr(socket, "socketpair", few)
-    desk.watch(slot)
-    desk.came_back(slot)
-    assert refusals == 4
