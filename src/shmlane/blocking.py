@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import TypeVar
 
 from . import control
@@ -187,8 +187,13 @@ class BlockingShell:
         self.registrations += sum(1 for _ in slot.unregistered())
         run(control.register(self._requests, slot), channel, deadline)
 
-    def unregister(self, slots: Iterable[Slot], channel: Channel | None = None) -> None:
-        """Take back what no request is on, as far as the server can be reached."""
+    def unregister(
+        self, slots: Collection[Slot], channel: Channel | None = None
+    ) -> bool:
+        """Take back what no request is on; True when the server knows nothing more.
+
+        It still may where it does not answer in time, or works on a request.
+        """
         deadline = Deadline(self._timeouts.connect)
         with contextlib.suppress(ShmlaneError):
             if channel is None or not channel.is_open:
@@ -198,6 +203,9 @@ class BlockingShell:
                     run(control.unregister(self._requests, slot), channel, deadline)
         if channel is not None:
             channel.close()
+        if all(slot.is_forgotten for slot in slots):
+            return True
+        return self._endpoint.is_deserted(self._timeouts.connect)
 
     def __repr__(self) -> str:
         return f"<BlockingShell at {self._endpoint.url}>"

@@ -185,6 +185,7 @@ def forget(requests: HttpRequests, slot: Slot) -> Talk[None]:
         if reply.status != 200:
             raise refusal(reply, f"unregistering {name}")
         slot.obsolete.remove(name)
+    slot.drop_outgrown()
 
 
 def _registration_refusal(reply: HttpReply, registration: Registration) -> ShmlaneError:

@@ -64,12 +64,15 @@ class SessionMemory:
             self.growths += 1
         slot.extend(tensor, region, offset=header.first_slot, capacity=capacity)
 
-    def close(self) -> None:
-        """Let go of the slots' regions; from here on none is made."""
+    def close(self, *, leave: bool = False) -> None:
+        """Let go of the slots' regions; from here on none is made.
+
+        leave: their names stay, for whoever cleans up after this session.
+        """
         with self._lock:
             self._closed = True
         for region in self._regions:
-            region.close()
+            region.leave() if leave else region.close()
 
     def _header(self, layout: SlotLayout, slots: int) -> RegionHeader:
         return RegionHeader.plan(

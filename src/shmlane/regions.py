@@ -134,6 +134,15 @@ class Region:
         # Live arrays refer to the mapping too: the last of them unmaps it.
         self._mapping = None
 
+    def leave(self) -> None:
+        """Let go of the memory but not of its name, as a process that dies does.
+
+        For what a server may still know of the region: cleaning up takes back both.
+        """
+        self._at_end.detach()
+        self._lock.drop()
+        self._mapping = None
+
     def __repr__(self) -> str:
         state = "open" if self._at_end.alive else "closed"
         return f"<Region {self.name} {self.nbytes} bytes {state}>"

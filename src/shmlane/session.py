@@ -38,7 +38,7 @@ from .memory import SessionMemory
 from .pool import SlotPool
 from .receiver import Receiver
 from .regions import RegionOptions
-from .slots import Label, Slot, Tensor
+from .slots import Channel, Label, Slot, Tensor
 from .stats import SessionStats
 from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
 from .transport import Connection, Endpoint
@@ -185,7 +185,7 @@ class Session:
             )
             undo.callback(memory.close)
             slots = memory.make_slots(self._slot_count)
-            undo.callback(self._shell.unregister, slots, channel)
+            undo.callback(self._take_back, memory, slots, channel)
             for slot in slots:
                 self._shell.register(slot, channel, deadline)
             undo.pop_all()
@@ -217,7 +217,8 @@ class Session:
 
         wait: first wait for the replies of requests in flight, for at most
         `Timeouts.infer` seconds. Views that are still alive stay valid; leases still
-        held can only be released.
+        held can only be released. Where the server does not answer, the memory stays
+        until the next session or `shmlane clean`, so that it can be unregistered then.
         """
         with self._opening:
             was, self._state = self._state, _State.CLOSED
@@ -231,10 +232,24 @@ class Session:
             # Lost requests are only waited for to leave no registration behind.
             self._wait_for({Label.LOST}, self._timeouts.connect)
         self._receiver.stop()
-        self._shell.unregister(self._pool.slots)
-        for slot in self._pool.slots:
-            slot.close()
-        self._memory.close()
+        self._take_back(self._memory, self._pool.slots)
+
+    def _take_back(
+        self,
+        memory: SessionMemory,
+        slots: Sequence[Slot],
+        channel: Channel | None = None,
+    ) -> None:
+        """Unregister and remove the memory of slots.
+
+        A server that may still know of it keeps it, and nobody could tell any more
+        whose it was: then the files stay as if this process had died, for the next
+        session or `clean` to end both.
+        """
+        leave = not self._shell.unregister(slots, channel)
+        for slot in slots:
+            slot.close(leave=leave)
+        memory.close(leave=leave)
 
     def _wait_for(self, labels: set[Label], limit: float | None) -> None:
         """Wait until no slot has one of these labels."""

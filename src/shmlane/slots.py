@@ -224,6 +224,7 @@ class Slot:
         "leased",
         "live_roots",
         "obsolete",
+        "outgrown",
         "outputs",
         "prepared",
         "record",
@@ -252,6 +253,7 @@ class Slot:
         self.registrations = [Registration(region, index, 0, slots=header.slots)]
         self.obsolete: list[str] = []
         self.doubtful: list[str] = []
+        self.outgrown: list[Region] = []
         self.extensions: dict[str, Registration] = {}
         self.live_roots = 0
         self.watches: list[RootWatch] = []
@@ -342,9 +344,20 @@ class Slot:
         old = self.extensions.get(tensor.name)
         self.extensions[tensor.name] = registration
         if old is not None:
+            self.outgrown.append(old.region)
             self.registrations.remove(old)
-            self.obsolete.append(old.name)
-            old.region.close()
+            if old.is_live:
+                self.obsolete.append(old.name)
+            self.drop_outgrown()
+
+    def drop_outgrown(self) -> None:
+        """Remove the blocks that tensors left, once the server has forgotten them.
+
+        Until then their names stay: they tell whoever cleans up what to take back.
+        """
+        while self.outgrown and not self.obsolete:
+            self.outgrown[-1].close()
+            self.outgrown.pop()
 
     def renew_registrations(self) -> None:
         """The server forgot or may have forgotten this slot: all names anew."""
@@ -358,17 +371,25 @@ class Slot:
     def unregistered(self) -> Iterator[Registration]:
         return (each for each in self.registrations if not each.is_live)
 
-    def close(self) -> None:
+    @property
+    def is_forgotten(self) -> bool:
+        """True when the server has taken back all that it ever knew of this slot."""
+        known = self.server_hold or self.obsolete
+        return not known and not any(each.is_live for each in self.registrations)
+
+    def close(self, *, leave: bool = False) -> None:
         """Let go of the connection and, unless somebody holds the slot, of the memory.
 
         The session is over. A request that the server still holds loses its connection;
         what the server writes then goes to memory that nobody else will ever see.
+        leave: regions keep their names, for whoever cleans up after this session.
         """
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-        for registration in self.extensions.values():
-            registration.region.close()
+        extensions = (each.region for each in self.extensions.values())
+        for region in (*extensions, *self.outgrown):
+            region.leave() if leave else region.close()
         if not self.leased and not self.server_hold:
             self.record = _NOTHING
             for tensor in self.tensors:

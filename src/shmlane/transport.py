@@ -125,6 +125,16 @@ class Endpoint:
             raise
         return unix
 
+    def is_deserted(self, timeout: float | None) -> bool:
+        """True when no server is there; what one knew that was, is gone with it."""
+        try:
+            self.connect(timeout).close()
+        except (ConnectionRefusedError, FileNotFoundError):
+            return True
+        except OSError:
+            return False
+        return False
+
 
 def _is_ipv6(address: str | None) -> bool:
     """Whether the resolver takes it; True for None, where a name stands instead."""

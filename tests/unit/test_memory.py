@@ -96,7 +96,21 @@ def test_growing_again_removes_the_region_before(
         str(base),
         str(second),
     ]
+
+
+def test_a_region_that_the_server_knows_keeps_its_name_until_it_is_taken_back(
+    memory_of_open: SessionMemory,
+) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    first = region_of(grown(memory_of_open, slot))
+    slot.registrations[1].is_live = True
+    grown(memory_of_open, slot, nbytes=2 * PAGE_BYTES)
     assert slot.obsolete == [f"{first.name}.0.1"]
+    assert first.exists()
+    slot.obsolete.clear()
+    slot.drop_outgrown()
+    assert not first.exists()
+    slot.close()
 
 
 def test_growing_makes_the_prepared_requests_void(

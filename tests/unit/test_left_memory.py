@@ -1,0 +1,141 @@
+"""Sessions that end while their server does not answer: what they leave, and to whom.
+
+A server keeps what it has registered, and only the files tell whose that was. So they
+stay, as after a crash, until somebody can take back both.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from shmlane import RequestLost, ServerUnreachable, Session, Timeouts
+from shmlane.inventory import list_regions
+from shmlane.testing import Close, Delay, ScriptedServer, sink_model
+from tests.polling import eventually
+from tests.unit.scripted import SMALL
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer([sink_model()]) as server:
+        yield server
+        # The next session cleans up after all others.
+        with session_at(server):
+            assert set(files_of(server)) == keys(server)
+        assert not files_of(server)
+        assert not server.regions
+
+
+def session_at(server: ScriptedServer) -> Session:
+    return Session(
+        server.url,
+        "sink",
+        slots=2,
+        shapes={"INPUT__0": (1, 1, 1, 4)},
+        timeouts=Timeouts(connect=0.1, infer=0.1),
+        region=SMALL,
+    )
+
+
+def files_of(server: ScriptedServer) -> list[str]:
+    """Region files of sessions with this server."""
+    return [each.name for each in list_regions() if each.server == server.url]
+
+
+def keys(server: ScriptedServer) -> set[str]:
+    """Files that the server has registered."""
+    return {each.key.lstrip("/") for each in server.regions.values()}
+
+
+def ask(session: Session, size: int = 4) -> None:
+    array = np.full((1, 1, 1, size), 5, np.float32)
+    assert session.infer({"INPUT__0": array})["OUTPUT__0"] == [5]
+
+
+@pytest.fixture
+def go(server: ScriptedServer) -> Iterator[threading.Event]:
+    """What a silent server waits for."""
+    go = threading.Event()
+    yield go
+    go.set()
+
+
+def test_files_stay_while_the_server_may_know_them(
+    server: ScriptedServer, go: threading.Event
+) -> None:
+    with session_at(server) as session:
+        ask(session)
+        server.script(Delay(go), path="/unregister")
+    assert set(files_of(server)) == keys(server)
+
+
+def test_files_stay_whose_registration_was_taken_back_only_in_part(
+    server: ScriptedServer, go: threading.Event
+) -> None:
+    with session_at(server) as session:
+        ask(session)
+        server.script(Delay(0), Delay(go), path="/unregister")
+    assert len(server.regions) == 1
+    assert set(files_of(server)) == keys(server)
+
+
+def test_an_outgrown_file_stays_while_the_server_may_know_it(
+    server: ScriptedServer, go: threading.Event
+) -> None:
+    with session_at(server) as session:
+        ask(session, size=2000)
+        server.script(Delay(go), path="/unregister")
+        with pytest.raises(ServerUnreachable):
+            ask(session, size=8000)
+        server.script(Delay(go), path="/unregister")
+    assert keys(server) <= set(files_of(server))
+
+
+def test_files_stay_when_opening_fails_after_a_registration(
+    server: ScriptedServer, go: threading.Event
+) -> None:
+    server.script(Delay(0), Delay(go), path="/register")
+    server.script(Delay(go), path="/unregister")
+    with pytest.raises(ServerUnreachable):
+        session_at(server).open()
+    assert set(files_of(server)) == keys(server)
+
+
+def test_files_stay_while_the_server_works_on_a_lost_request(
+    server: ScriptedServer,
+) -> None:
+    session = session_at(server).open()
+    with server.hold():
+        server.script(Close())
+        with pytest.raises(RequestLost):
+            ask(session)
+        session.close(wait=False)
+        assert len(server.regions) == 1
+        assert set(files_of(server)) == keys(server)
+    eventually(lambda: server.in_model == 0, "the lost request has ended")
+
+
+def test_files_go_at_once_where_no_server_is(server: ScriptedServer) -> None:
+    with session_at(server) as session:
+        ask(session)
+        server.stop()
+    assert not files_of(server)
+    server.start()
+
+
+def test_views_of_a_session_that_left_its_files_stay_valid(
+    server: ScriptedServer, go: threading.Event
+) -> None:
+    with session_at(server) as session:
+        with session.lease() as lease:
+            view = lease["INPUT__0"]
+            view[...] = 7
+            output = lease.infer()["OUTPUT__0"]
+        server.script(Delay(go), path="/unregister")
+    assert files_of(server)
+    assert (view == 7).all()
+    assert output == [7]
