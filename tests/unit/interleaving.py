@@ -46,6 +46,8 @@ class _Tracer:
 
     def run(self, operation: Callable[[], T]) -> T:
         before = sys.gettrace()
+        # Python 3.12 looks at this when tracing begins, for all frames to come.
+        sys._getframe().f_trace_opcodes = self._event == "opcode"
         sys.settrace(self)
         try:
             return operation()
