@@ -115,10 +115,14 @@ def _explain_missing(
         for entry in mine
     )
     wanted = f"version {version} of model {model!r}" if version else f"model {model!r}"
+    # A version that nobody is loading will not come by waiting.
+    is_coming = not mine or any(entry.get("state") != "READY" for entry in mine)
     raise ModelNotReady(
         f"{wanted} is not ready; the server says: {states or 'nothing'}.",
-        hint="Wait for it to load, ask for a version it has, or look at its log.",
-        retryable=True,
+        hint="Wait for it to load, or look at the server's log."
+        if is_coming
+        else "Ask for a version that is there.",
+        retryable=is_coming,
         model=model,
         version=version,
     )

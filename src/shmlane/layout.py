@@ -60,6 +60,7 @@ class TensorSpec:
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The NumPy type; `UsageError` for a datatype that cannot be moved yet."""
         try:
             return DTYPES[self.datatype]
         except KeyError:
@@ -73,10 +74,12 @@ class TensorSpec:
 
     @property
     def is_fixed(self) -> bool:
+        """Whether the model allows one shape only."""
         return -1 not in self.shape
 
     @property
     def is_fixed_but_for_batch(self) -> bool:
+        """Whether only the number of items in a batch is open."""
         return self.max_batch > 0 and -1 not in self.shape[1:]
 
     def check_shape(self, shape: Iterable[int]) -> Shape:
@@ -86,11 +89,7 @@ class TensorSpec:
             given = tuple(map(operator.index, shape))
         except TypeError:
             raise self._mismatch(shape) from None
-        fits = len(given) == len(self.shape) and all(
-            size >= 0 and allowed in (-1, size)
-            for size, allowed in zip(given, self.shape, strict=True)
-        )
-        if not fits:
+        if not self._allows(given):
             raise self._mismatch(given)
         if self.max_batch and given[0] > self.max_batch:
             raise TensorMismatch(
@@ -102,16 +101,35 @@ class TensorSpec:
             )
         return given
 
+    def _allows(self, given: Shape) -> bool:
+        return len(given) == len(self.shape) and all(
+            size >= 0 and allowed in (-1, size)
+            for size, allowed in zip(given, self.shape, strict=True)
+        )
+
     def _mismatch(self, given: object) -> TensorMismatch:
         return TensorMismatch(
             f"tensor {self.name!r} cannot have shape {given!r}: the model allows"
             f" {self.shape}{' (-1 is any size)' if not self.is_fixed else ''}.",
+            hint=self._likely_mistake(given),
             tensor=self.name,
             given=given,
             allowed=self.shape,
         )
 
+    def _likely_mistake(self, given: object) -> str:
+        if not isinstance(given, tuple) or any(type(size) is not int for size in given):
+            return "Give one whole number per dimension."
+        if self._allows((1, *given)):
+            return "The batch dimension is missing: array[None] adds it."
+        if len(given) == 4 and self._allows(tuple(given[i] for i in (0, 3, 1, 2))):
+            return (
+                "It looks channels-last: array.transpose(0, 3, 1, 2) is channels-first."
+            )
+        return ""
+
     def nbytes(self, shape: Shape) -> int:
+        """Bytes of a tensor of that shape."""
         return math.prod(shape) * self.dtype.itemsize
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ class Result(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         slot = self._slot
         if slot.epoch != self._epoch:
-            raise _expired("result")
+            raise _expired()
         try:
             tensor = slot.outputs[name]
         except KeyError:
@@ -125,6 +125,13 @@ class BaseLease:
             self._given = given | tensor.bit
         view: Array = tensor.array[...]
         return view
+
+    def __setitem__(self, name: str, array: object) -> None:
+        """Not offered: it would leave open whether the array is copied or kept."""
+        raise UsageError(
+            f"an input is not replaced but filled: lease[{name!r}][...] = array, or"
+            f" lease.write({name!r}, array)."
+        )
 
     def view(self, name: str, shape: Iterable[int]) -> Array:
         """The input `name` with another shape, as a writable array over shared memory.
@@ -248,16 +255,19 @@ class BaseLease:
         return f"<{name} {'released' if self._slot is None else repr(self._slot)}>"
 
 
-def _expired(what: str) -> LeaseExpired:
+def _expired() -> LeaseExpired:
     return LeaseExpired(
-        f"this {what} has expired: its slot may serve another caller by now.",
+        "this result has expired: its slot may serve another caller by now.",
         hint="Use it in its with block, before the next infer; .copy() outlives it.",
     )
 
 
 def _unusable(slot: Slot | None) -> UsageError:
     if slot is None:
-        return _expired("lease")
+        return LeaseExpired(
+            "this lease was released: its slot may serve another caller by now.",
+            hint="Take a new one with session.lease().",
+        )
     return LeaseBusy(
         "this lease still waits for the reply of its last request, which may read and"
         " write the slot.",

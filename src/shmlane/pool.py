@@ -16,7 +16,7 @@ import _thread
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .errors import LeaseTimeout, PoolClosed
 from .slots import COUNTS_ARE_EXACT, Label, RootWatch, Slot
@@ -297,13 +297,9 @@ class SlotPool:
     def _timed_out(self, timeout: float | None) -> LeaseTimeout:
         counts = {label: n for label, n in self.counts().items() if n}
         state = ", ".join(f"{n} {label.value}" for label, n in counts.items())
-        hint = "Release leases sooner, raise slots= or the timeout."
-        if Label.PINNED in counts:
-            hint = "Copy results that outlive their lease (.copy()), or raise slots=."
         return LeaseTimeout(
-            f"no slot became free within {timeout:g} s; the {len(self.slots)} slots"
-            f" are: {state}.",
-            hint=hint,
+            f"no slot became free within {timeout:.3g} s; slots: {state}.",
+            hint=_advice(counts),
             slots=len(self.slots),
             counts={label.value: n for label, n in counts.items()},
         )
@@ -313,3 +309,20 @@ class SlotPool:
             f"{n} {label.value}" for label, n in self.counts().items() if n
         )
         return f"<SlotPool {len(self.slots)} slots: {counts}>"
+
+
+def _advice(counts: Mapping[Label, int]) -> str:
+    """What stands in the way most stubbornly, and who can do something about it."""
+    if Label.LOST in counts:
+        return (
+            "Connections broke with requests in flight; these slots come back when the"
+            " server answers again. Is it running?"
+        )
+    if Label.LATE in counts:
+        return (
+            "Late slots wait for replies whose callers have timed out: the server is"
+            " slower than the timeout of infer."
+        )
+    if Label.PINNED in counts:
+        return "Copy results that outlive their lease (.copy()), or raise slots=."
+    return "Release leases sooner, raise slots= or the timeout."

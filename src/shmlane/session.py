@@ -83,13 +83,6 @@ class Lease(BaseLease):
         slot.epoch = epoch = slot.epoch + 1
         return Result(slot, epoch, host._shell.infer(slot, given, limit))
 
-    def _infer_copies(
-        self, inputs: Mapping[str, Any], timeout: Timeout
-    ) -> dict[str, Array]:
-        for name, array in inputs.items():
-            self.write(name, array)
-        return self.infer(timeout=timeout).copy()
-
 
 class Session:
     """Shared memory and connections for one model on one server.
@@ -120,6 +113,14 @@ class Session:
         region: RegionOptions | None = None,
     ) -> None:
         self._state = _State.NEW
+        _check_types(
+            url=(url, str),
+            model=(model, str),
+            shapes=(shapes, Mapping),
+            connection=(connection, Connection),
+            timeouts=(timeouts, Timeouts),
+            region=(region, RegionOptions),
+        )
         self._slot_count = _checked_count(slots)
         self.url = url
         self.model = model
@@ -148,7 +149,8 @@ class Session:
         """Ask for the model, make the memory, register it. Opening twice does nothing.
 
         wait: seconds to keep trying while the server cannot be reached or the model is
-        loading; None for ever. Raises `ServerUnreachable`, `ModelNotReady`,
+        loading, beyond `Timeouts.connect` for connecting once; None for ever. Returns
+        the session. Raises `ServerUnreachable`, `ModelNotReady`,
         `OutOfSharedMemory`, `RegionNotVisible`, `SharedMemoryDisabled`, `UsageError`;
         nothing is left behind then.
         """
@@ -301,20 +303,30 @@ class Session:
         return Lease(self, self._pool.acquire(limit))
 
     def infer(
-        self, inputs: Mapping[str, Any], *, timeout: Timeout = DEFAULT
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        timeout: Timeout = DEFAULT,
+        cast: bool = False,
     ) -> dict[str, Array]:
         """The short form: copy inputs in, infer, copy outputs out.
 
         timeout: seconds for all of it, waiting for a slot included; if not given, the
-        session's limits hold for each part. Raises what `lease`, `write` and
-        `Lease.infer` raise.
+        session's limits hold for each part. cast: allow any conversion of datatypes
+        that NumPy knows. Raises what `lease`, `write` and `Lease.infer` raise.
         """
-        if timeout is DEFAULT:
-            with self.lease() as lease:
-                return lease._infer_copies(inputs, DEFAULT)
-        deadline = Deadline(_limit(timeout))
-        with self.lease(timeout=deadline.remaining) as lease:
-            return lease._infer_copies(inputs, deadline.remaining)
+        if not isinstance(inputs, Mapping):
+            raise UsageError(
+                f"inputs is a {type(inputs).__name__}: give {{name: array}}."
+            )
+        deadline = None if timeout is DEFAULT else Deadline(_limit(timeout))
+        with self.lease(
+            timeout=DEFAULT if deadline is None else deadline.remaining
+        ) as lease:
+            for name, array in inputs.items():
+                lease.write(name, array, cast=cast)
+            left = DEFAULT if deadline is None else deadline.remaining
+            return lease.infer(timeout=left).copy()
 
     def warmup(self) -> None:
         """Connect every free slot, and run the model once on each with zeros.
@@ -396,6 +408,17 @@ def _replace(pool: SlotPool, memory: SessionMemory, slot: Slot) -> None:
     # Without room for it the slot stays lost, which the counters show.
     with contextlib.suppress(ShmlaneError):
         pool.replace(slot, memory.make_slots(1)[0])
+
+
+def _check_types(**arguments: tuple[object, type]) -> None:
+    """A mistake in the constructor must not be met later and elsewhere."""
+    for name, (value, wanted) in arguments.items():
+        is_missing = value is None and name not in ("url", "model")
+        if not is_missing and not isinstance(value, wanted):
+            raise UsageError(
+                f"{name}={value!r} must be a {wanted.__name__}, not a"
+                f" {type(value).__name__}."
+            )
 
 
 def _checked_count(slots: int) -> int:

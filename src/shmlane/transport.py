@@ -29,7 +29,7 @@ from .errors import (
     UsageError,
 )
 from .timing import Deadline
-from .wire import HttpReply, ReplyParser
+from .wire import FOREIGN_STATUS, HttpReply, ReplyParser
 
 _RECEIVE_BYTES = 64 << 10
 
@@ -65,7 +65,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the HTTP frontend of a server listens."""
+    """Where the HTTP frontend of a server listens. Port 8000 if none is given."""
 
     url: str
     host: str
@@ -88,8 +88,10 @@ class Endpoint:
         if match is None or not 0 < port <= _MAX_PORT or not _is_ipv6(match["ipv6"]):
             raise UsageError(
                 f"{url!r} is not a server address.",
-                hint="Give host:port with a port from 1 to 65535, for example"
-                " localhost:8000 or [::1]:8000.",
+                hint=f"Perhaps unix://{url}."
+                if url.startswith("/")
+                else "Give host:port with a port from 1 to 65535 and no path, for"
+                " example localhost:8000 or [::1]:8000.",
             )
         return cls(url, match["name"] or match["ipv6"] + (match["zone"] or ""), port)
 
@@ -102,6 +104,11 @@ class Endpoint:
                 f" at most {_MAX_UNIX_PATH} bytes, this one has {length}."
             )
         return cls(url, "localhost", 0, path)
+
+    @property
+    def address(self) -> str:
+        """What is connected to, in words: the port also where the URL leaves it out."""
+        return self.url if self.path else self.host_header
 
     @property
     def host_header(self) -> str:
@@ -247,12 +254,13 @@ class HttpConnection:
     def call(self, request: bytes, deadline: Deadline) -> HttpReply:
         """Send a control request and read its reply, else `ServerUnreachable`.
 
-        A failed call closes the connection, so that its late reply meets nobody.
+        A failed call closes the connection, so that its late reply meets nobody. So
+        does one that something in between answered: the server's answer may yet come.
         """
         try:
             if not self.send(request):
                 raise BrokenPipeError("the connection broke while sending")
-            return self.finish(self.receive(deadline.remaining), deadline)
+            reply = self.finish(self.receive(deadline.remaining), deadline)
         except (OSError, InferTimeout, RequestLost) as error:
             self.close()
             limit = "" if deadline.limit is None else f" within {deadline.limit:g} s"
@@ -264,6 +272,16 @@ class HttpConnection:
             # Ctrl-C: the next call would take this one's reply for its own.
             self.close()
             raise
+        if reply.status in FOREIGN_STATUS:
+            self.close()
+            raise ServerUnreachable(
+                "something between this process and Triton answered a control request"
+                f" in its place (status {reply.status}).",
+                hint="Connect to Triton directly: shared memory needs the same host"
+                " anyway.",
+                status=reply.status,
+            )
+        return reply
 
     def close(self) -> None:
         connected, self._socket = self._socket, None
@@ -301,9 +319,10 @@ def _never_quiet(_timeout: int) -> object:
 
 def _timed_out(timeout: float | None) -> InferTimeout:
     return InferTimeout(
-        f"no complete reply came in time ({timeout:g} s were left to wait).",
-        hint="The slot stays set aside until the reply comes; raise the timeout, or"
-        " look at the server's queue.",
+        f"no complete reply came within {timeout:.3g} s of waiting.",
+        hint="The slot stays set aside until the reply comes: to try again, release"
+        " this lease and take another. Raise the timeout, or look at the server's"
+        " queue.",
         timeout=timeout,
     )
 
@@ -315,7 +334,7 @@ def _unreachable(
     if error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "This process has no descriptor left: see ulimit -n, or use fewer slots."
     return ServerUnreachable(
-        f"could not connect to {endpoint.url} within {deadline.limit:g} s:"
+        f"could not connect to {endpoint.address} within {deadline.limit:.3g} s:"
         f" {error.strerror or error}.",
         hint=hint,
         url=endpoint.url,

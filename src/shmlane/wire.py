@@ -48,7 +48,7 @@ _OWN_HEADERS = frozenset(
 _NOT_JSON = (ValueError, RecursionError)
 
 # Answered by something between us and Triton while Triton may still run the request.
-_FOREIGN_STATUS = frozenset({408, 499, 502, 504})
+FOREIGN_STATUS = frozenset({408, 499, 502, 504})
 
 
 class TensorRef(NamedTuple):
@@ -132,6 +132,8 @@ class HttpRequests:
 
 def path_name(name: str, what: str) -> str:
     """`name` if it can stand in a request path as it is, else `UsageError`."""
+    if not name:
+        raise UsageError(f"the {what} is empty.")
     if not _PATH_NAME.fullmatch(name) or name in (".", ".."):
         raise UsageError(
             f"{what} {name!r} cannot be sent: Triton does not decode escaped paths, so"
@@ -215,7 +217,7 @@ class HttpReply:
     @property
     def is_from_triton(self) -> bool:
         """False when something in between may have answered in Triton's place."""
-        if "via" in self.headers or self.status in _FOREIGN_STATUS:
+        if "via" in self.headers or self.status in FOREIGN_STATUS:
             return False
         return self.status == 200 or self.error_text is not None
 
@@ -295,8 +297,16 @@ class ReplyParser:
     def _check_beginning(self) -> None:
         # Not waiting for more of what can never become a reply.
         beginning = bytes(self._buffer[:7])
-        if beginning != b"HTTP/1."[: len(beginning)]:
-            raise ProtocolError(f"this is not an HTTP reply: {beginning!r}")
+        if beginning == b"HTTP/1."[: len(beginning)]:
+            return
+        hint = "Is this the HTTP address of a tritonserver?"
+        # An HTTP/2 server begins with a SETTINGS frame (RFC 9113, 3.4).
+        if self._buffer[3:5] == b"\x04\x00":
+            hint = (
+                "The server speaks HTTP/2: this looks like Triton's gRPC port; give its"
+                " HTTP port (8000 unless changed)."
+            )
+        raise ProtocolError(f"this is not an HTTP reply: {beginning!r}.", hint=hint)
 
     def _read_body(self) -> bool:
         assert self._length is not None

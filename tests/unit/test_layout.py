@@ -395,3 +395,18 @@ def test_unknown_names_are_refused_with_those_that_exist() -> None:
 def test_a_name_among_none_says_none() -> None:
     with pytest.raises(UnknownTensor, match="this model has: none"):
         lookup({}, "x", "input")
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ((3, 224, 224), "array[None]"),
+        ((1, 224, 224, 3), "transpose(0, 3, 1, 2)"),
+        ((1, 224.5, 3, 1), "whole number"),
+    ],
+)
+def test_a_likely_mistake_in_a_shape_is_named(given: Any, advice: str) -> None:
+    spec = TensorSpec("x", "FP32", (-1, 3, 224, 224), max_batch=8)
+    with pytest.raises(TensorMismatch) as caught:
+        spec.check_shape(given)
+    assert advice in caught.value.hint

@@ -216,7 +216,7 @@ def test_a_released_lease_refuses_every_use(desk: Desk) -> None:
     assert desk.host.returned == [desk.slot]
     assert not desk.slot.leased
     for use in uses(lease):
-        with pytest.raises(LeaseExpired, match="this lease has expired"):
+        with pytest.raises(LeaseExpired, match="this lease was released"):
             use()
 
 

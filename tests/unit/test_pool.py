@@ -97,11 +97,21 @@ def test_the_error_of_a_timeout_counts_the_slots() -> None:
         pool.acquire(0.001)
     counts = {"free": 1, "leased": 1, "lost": 1}
     assert str(caught.value) == (
-        "no slot became free within 0.001 s; the 3 slots are: 1 free, 1 leased, 1 lost."
-        " Release leases sooner, raise slots= or the timeout."
+        "no slot became free within 0.001 s; slots: 1 free, 1 leased, 1 lost."
+        " Connections broke with requests in flight; these slots come back when the"
+        " server answers again. Is it running?"
     )
     assert caught.value.context == {"slots": 3, "counts": counts}
     assert caught.value.retryable
+
+
+def test_the_error_of_a_timeout_blames_the_load_if_nothing_else() -> None:
+    pool = Pool(1)
+    (slot,) = pool.all()
+    slot.leased = True
+    with pytest.raises(LeaseTimeout) as caught:
+        pool.acquire(0)
+    assert caught.value.hint == "Release leases sooner, raise slots= or the timeout."
 
 
 def test_the_error_of_a_timeout_tells_how_to_unpin() -> None:
@@ -113,7 +123,7 @@ def test_the_error_of_a_timeout_tells_how_to_unpin() -> None:
     slot.leased = True
     with pytest.raises(LeaseTimeout) as caught:
         pool.acquire(0)
-    assert "the 2 slots are: 1 leased, 1 pinned" in str(caught.value)
+    assert "slots: 1 leased, 1 pinned" in str(caught.value)
     assert ".copy()" in caught.value.hint
     del kept
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shmlane.errors import ProtocolError
 from shmlane.wire import ReplyParser
 from tests.unit.http_replies import (
     CHUNKED,
@@ -161,3 +162,8 @@ def test_a_body_over_the_limit_is_refused_before_it_comes(
     }[framing]
     outcome = read(OK + announced, parser=ReplyParser(max_body_bytes=10))
     assert outcome == ("waiting" if count <= 10 else "refused")
+
+
+def test_a_grpc_port_is_recognised() -> None:
+    with pytest.raises(ProtocolError, match="gRPC port"):
+        ReplyParser().feed(b"\x00\x00\x18\x04\x00\x00\x00\x00\x00")

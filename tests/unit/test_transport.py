@@ -183,7 +183,7 @@ def test_a_reply_that_trickles_in_cannot_outlast_the_deadline(
 
     def finish() -> None:
         try:
-            with pytest.raises(InferTimeout, match=r"no complete reply came in time"):
+            with pytest.raises(InferTimeout, match=r"no complete reply came within"):
                 connection.finish(head, Deadline(5 * SHORT))
         finally:
             given_up.set()
@@ -301,6 +301,17 @@ def test_a_call_answered_with_garbage_closes(
 ) -> None:
     peer.send(b"garbage\r\n\r\n")
     with pytest.raises(ProtocolError):
+        connection.call(REQUEST, Deadline(LONG))
+    assert not connection.is_open
+
+
+@pytest.mark.parametrize("status", [408, 499, 502, 504])
+def test_a_call_that_something_in_between_answers_closes(
+    connection: HttpConnection, peer: socket.socket, status: int
+) -> None:
+    # Triton's own answer may still come, and would be taken for that to the next call.
+    peer.send(b"HTTP/1.1 %d Words\r\nContent-Length: 0\r\n\r\n" % status)
+    with pytest.raises(ServerUnreachable, match=f"in its place .status {status}"):
         connection.call(REQUEST, Deadline(LONG))
     assert not connection.is_open
 

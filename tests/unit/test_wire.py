@@ -181,12 +181,12 @@ def test_names_in_paths_are_sent_as_they_are_or_refused(name: str) -> None:
         else:
             with pytest.raises(UsageError) as caught:
                 build()
-            assert repr(name) in str(caught.value)
+            assert (repr(name) if name else "is empty") in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "a/b", "a b", "a%20b", "a?b", "a#b", "a\\b", "a\n", "a\0", "ä"],
+    [".", "..", "a/b", "a b", "a%20b", "a?b", "a#b", "a\\b", "a\n", "a\0", "ä"],
 )
 def test_names_that_would_need_an_escape_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"model name .* cannot be sent"):
