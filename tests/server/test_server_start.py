@@ -108,11 +108,14 @@ def test_a_missing_repository_is_refused_by_name(tmp_path: Path) -> None:
         ("--no-such-option", "unrecognized option '--no-such-option'"),
         ("--strict-readiness=maybe", 'Bad option: "--strict-readiness"'),
         ("--http-port=many", "Invalid option value. Got many"),
+        ("--backend-config=python", "--backend-config option format is"),
+        ("resnet50", "Unexpected argument: resnet50"),
     ],
 )
 def test_a_bad_option_is_told_as_the_server_puts_it(option: str, reason: str) -> None:
-    with pytest.raises(ServerStartFailed, match=re.escape(reason)):
+    with pytest.raises(ServerStartFailed, match=re.escape(reason)) as caught:
         TritonServer(extra_args=[option]).start()
+    assert "some/all models" not in str(caught.value), "its page of options is left out"
 
 
 def test_a_server_that_never_gets_ready_is_ended(

@@ -4,8 +4,8 @@ A script, run by `shmlane.server.kept` in a process of its own, with one thread 
 standard library alone. Owns the server's process group: when the server ends, or the
 owner asks, or the owner is gone (its pipe closes, or its process ends while a forked
 child still holds the pipe), everything in the group is ended and what it left behind
-is removed. Refuses to outlive the server, and the server cannot outlive it: the kernel
-kills the server when this process dies.
+is removed; the log stays and tells how it ended. Refuses to outlive the server, and the
+server cannot outlive it: the kernel kills the server when this process dies.
 
 Orders come as single letters on stdin: T ends the server in order, K kills it.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import glob
 import json
 import os
@@ -37,10 +38,13 @@ def main() -> int:
     # Processes that a crashed server leaves become ours instead of init's.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     wakeup = watch_signals()
-    server = start(plan, libc)
+    log = open_log(plan["log"])
+    server = start(plan, libc, log)
     os.write(1, f"{server}\n".encode())
-    keep(server, plan, wakeup)
-    return end_group(server, plan)
+    why = keep(server, plan, wakeup)
+    code = end_group(server, plan)
+    tell_end(log, code, why)
+    return code if code >= 0 else 128 - code
 
 
 def watch_signals() -> int:
@@ -53,13 +57,19 @@ def watch_signals() -> int:
     return reader
 
 
-def start(plan: dict[str, Any], libc: ctypes.CDLL) -> int:
+def open_log(path: str) -> int:
+    """The log, locked while this process or the server has it open: it is in use."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with contextlib.suppress(OSError):
+        fcntl.flock(log, fcntl.LOCK_SH)
+    return log
+
+
+def start(plan: dict[str, Any], libc: ctypes.CDLL, log: int) -> int:
     """Fork the server into a process group of its own that dies with us."""
-    log = os.open(plan["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     keeper = os.getpid()
     server = os.fork()
     if server:
-        os.close(log)
         return server
     try:
         os.setpgid(0, 0)
@@ -80,8 +90,9 @@ def start(plan: dict[str, Any], libc: ctypes.CDLL) -> int:
         os._exit(127)
 
 
-def keep(server: int, plan: dict[str, Any], wakeup: int) -> None:
-    """Return once the server has ended; pass on orders until then."""
+def keep(server: int, plan: dict[str, Any], wakeup: int) -> str:
+    """Return once the server has ended, with the reason; pass on orders until then."""
+    why = "unasked"
     poller = select.poll()
     poller.register(0, select.POLLIN)
     poller.register(wakeup, select.POLLIN)
@@ -90,21 +101,23 @@ def keep(server: int, plan: dict[str, Any], wakeup: int) -> None:
         ready = {descriptor for descriptor, _ in poller.poll(POLL_MS)}
         grace = None
         if 0 in ready and (orders := os.read(0, 64)):
+            why = "as asked"
             if b"K" in orders:
                 os.kill(server, signal.SIGKILL)
             if b"T" in orders:
                 grace = plan["grace"]
         elif 0 in ready or os.getppid() != plan["owner"]:
-            grace = GRACE_WITHOUT_OWNER
+            grace, why = GRACE_WITHOUT_OWNER, f"as process {plan['owner']} was gone"
             with contextlib.suppress(KeyError):
                 poller.unregister(0)
         if wakeup in ready and told_to_stop(os.read(wakeup, 64)):
-            grace = plan["grace"]
+            grace, why = plan["grace"], "as its keeper was told to stop"
         if grace is not None and deadline is None:
             os.kill(server, signal.SIGTERM)
             deadline = time.monotonic() + grace
         if deadline is not None and time.monotonic() > deadline:
             os.kill(server, signal.SIGKILL)
+    return why
 
 
 def told_to_stop(signals: bytes) -> bool:
@@ -119,7 +132,10 @@ def has_ended(server: int) -> bool:
 
 
 def end_group(server: int, plan: dict[str, Any]) -> int:
-    """Kill what is left of the group, reap it, remove its files; the exit code."""
+    """Kill what is left of the group, reap it, remove its files.
+
+    Returns the server's exit code, or minus the signal that ended it.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server, signal.SIGKILL)
     _, status = os.waitpid(server, 0)
@@ -129,8 +145,16 @@ def end_group(server: int, plan: dict[str, Any]) -> int:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
                 time.sleep(0.01)
     remove_leavings(plan)
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+    return os.waitstatus_to_exitcode(status)
+
+
+def tell_end(log: int, code: int, why: str) -> None:
+    """The last line of the log. Nobody else may be left to tell."""
+    how = f"with exit code {code}"
+    if code < 0:
+        how = f"by signal {-code} ({signal.strsignal(-code)})"
+    with contextlib.suppress(OSError):
+        os.write(log, f"shmlane: the server ended {how}, {why}\n".encode())
 
 
 def remove_leavings(plan: dict[str, Any]) -> None:

@@ -24,8 +24,9 @@ _LOG_SHOWN_LINES = 12
 _POLL_INTERVAL = 0.02
 # A failed start prints pages of tables or options; these lines say what was wrong.
 _COMPLAINT = re.compile(
-    r"^E\d{4} (?!.*CudaDriver)|^error|^cannot run|already in use|UNAVAILABLE"
-    r"|unrecognized option|^(invalid|bad) (option|value)",
+    r"^E\d{4} (?!.*CudaDriver)|^error|^cannot run|already in use|(?-i:UNAVAILABLE)"
+    r"|unrecognized option|invalid option|^(invalid|bad) (option|value)"
+    r"|^unexpected argument|option format is",
     re.IGNORECASE,
 )
 

@@ -28,10 +28,10 @@ from shmlane.server.endpoints import (
 from shmlane.server.health import Address, call, ready_models
 from shmlane.server.kept import KeptProcess
 from shmlane.server.launch import Launch
+from shmlane.server.logs import drop_old_logs
 from shmlane.server.managed import find_installation
 from shmlane.server.models import ECHO_MODELS, demo_models
 
-_LOGS_KEPT = 50
 _PORT_TRIES = 5
 _PORT_TAKEN = re.compile(
     r"already in use|failed to start (http|grpc) service", re.IGNORECASE
@@ -128,6 +128,11 @@ class TritonServer:
         return self._process is not None and self._process.is_alive
 
     @property
+    def exit_code(self) -> int | None:
+        """How it ended, 128 + n after signal n; None while it runs or never did."""
+        return None if self._process is None else self._process.exit_code
+
+    @property
     def version(self) -> str:
         """Triton's version as the running server tells it, such as `2.51.0`."""
         return str(self.call("/v2")[1]["version"])
@@ -203,7 +208,7 @@ class TritonServer:
             clear_socket(self._socket)
         refuse_taken_ports(ports[1:] if self._socket else ports)
         make_folder(self.log_path.parent)
-        _drop_old_logs(self.log_path.parent)
+        drop_old_logs(self.log_path.parent)
         launch = Launch(
             name=self._name,
             installation=find_installation(),
@@ -229,9 +234,3 @@ class TritonServer:
                 "This server has no address before it is started.", hint="Call start()."
             )
         return self._ports
-
-
-def _drop_old_logs(folder: Path) -> None:
-    logs = sorted(folder.glob("*.log"), key=lambda log: log.stat().st_mtime)
-    for log in logs[:-_LOGS_KEPT]:
-        log.unlink(missing_ok=True)
