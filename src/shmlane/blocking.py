@@ -34,6 +34,7 @@ T = TypeVar("T")
 # each further try waits longer.
 _TRIES = 5
 _FIRST_PAUSE = 0.005
+_LONGEST_PAUSE = 0.25
 
 
 def run(talk: control.Talk[T], channel: Channel, deadline: Deadline) -> T:
@@ -147,18 +148,26 @@ class BlockingShell:
 
         A server that is away meanwhile is asked again until the deadline.
         """
-        version = self._exchange.metadata.server_version
+        pause = _FIRST_PAUSE
         while not deadline.has_passed:
             with contextlib.suppress(ServerUnreachable):
-                channel = self.connect(deadline)
-                talk = control.drain(self._requests, slot, version)
-                if not run(talk, channel, deadline):
-                    return False
-                # Only now: until then the slot must be seen to be lost.
-                self._exchange.withdraw(slot)
-                slot.channel = channel
-                return True
+                return self._drain(slot, deadline)
+            # A server that is ending, or a proxy without one, takes connections only
+            # to close them at once.
+            time.sleep(deadline.within(pause).remaining or 0)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         return False
+
+    def _drain(self, slot: Slot, deadline: Deadline) -> bool:
+        channel = self.connect(deadline)
+        version = self._exchange.metadata.server_version
+        if not run(control.drain(self._requests, slot, version), channel, deadline):
+            channel.close()
+            return False
+        # Only now: until then the slot must be seen to be lost.
+        self._exchange.withdraw(slot)
+        slot.channel = channel
+        return True
 
     def make_ready(self, slot: Slot, given: int, deadline: Deadline) -> Channel:
         """Connect, grow, register and prepare what the slot lacks."""
