@@ -6,6 +6,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,7 @@ def killed_with_a_child_left(code: str) -> Iterator[str]:
 
 def test_a_forked_child_does_not_keep_a_dead_owner_alive() -> None:
     for path in killed_with_a_child_left(OWNER + FORKED + WAIT):
-        eventually(lambda: is_dead(path), "the child lets go of the lock")
+        eventually(partial(is_dead, path), "the child lets go of the lock")
 
 
 def test_a_fork_in_the_middle_of_making_does_not_keep_it_alive_either() -> None:
