@@ -115,8 +115,11 @@ def _explain_missing(
         for entry in mine
     )
     wanted = f"version {version} of model {model!r}" if version else f"model {model!r}"
-    # A version that nobody is loading will not come by waiting.
-    is_coming = not mine or any(entry.get("state") != "READY" for entry in mine)
+    # A version that nobody is loading will not come by waiting; one that is ready has
+    # become so since it was asked for.
+    is_there = not version or any(str(each.get("version")) == version for each in mine)
+    is_loading = any(entry.get("state") != "READY" for entry in mine)
+    is_coming = not mine or is_there or is_loading
     raise ModelNotReady(
         f"{wanted} is not ready; the server says: {states or 'nothing'}.",
         hint="Wait for it to load, or look at the server's log."
