@@ -105,7 +105,7 @@ def registered(server: TritonServer) -> set[str]:
 
 
 def all_free(session: Session, *, timeout: float = 10.0) -> SessionStats:
-    """The session's counters once every slot is free again."""
+    """The session's counters once every slot is free again and can be had."""
 
     def free() -> SessionStats | None:
         stats = session.stats()
@@ -113,6 +113,9 @@ def all_free(session: Session, *, timeout: float = 10.0) -> SessionStats:
 
     stats = eventually(free, f"all slots of {session!r} are free", timeout=timeout)
     assert stats is not None
+    with contextlib.ExitStack() as leases:
+        for _ in range(stats.slots):
+            leases.enter_context(session.lease(timeout=timeout))
     return stats
 
 

@@ -114,7 +114,7 @@ def test_a_released_lease_refuses_every_use(server: TritonServer) -> None:
             lambda: result["OUTPUT__0"],
             result.copy,
         ):
-            with pytest.raises(LeaseExpired, match="expired"):
+            with pytest.raises(LeaseExpired, match="another caller"):
                 use()
         lease.release()
         assert session.stats().free == 2
@@ -282,7 +282,7 @@ def test_pinned_slots_are_replaced_once_by_spare_ones(server: TritonServer) -> N
         held = [hold_output(session, value) for value in range(4)]
         stats = session.stats()
         assert (stats.spare_slots, stats.slots, stats.pinned) == (2, 4, 4)
-        with pytest.raises(LeaseTimeout, match=r"4 slots are: 4 pinned\..*\.copy\(\)"):
+        with pytest.raises(LeaseTimeout, match=r"4 pinned.*\.copy\(\)"):
             session.lease(timeout=0.01)
         assert [float(output[0]) for output in held] == [0, 1, 2, 3]
         assert session.stats().spare_slots == 2
@@ -358,7 +358,7 @@ def test_no_free_slot_within_the_limit_is_an_error(server: TritonServer) -> None
     with open_sink(server, slots=2, lease=0.02) as session:
         with session.lease(), session.lease():
             for limit in (0, 0.02):
-                with pytest.raises(LeaseTimeout, match="2 slots are: 2 leased") as it:
+                with pytest.raises(LeaseTimeout, match="2 leased") as it:
                     session.lease(timeout=limit)
                 assert it.value.retryable
                 assert it.value.context["counts"] == {"leased": 2}
@@ -396,7 +396,7 @@ def test_closing_ends_every_wait(server: TritonServer) -> None:
 
     def take() -> None:
         try:
-            session.lease(timeout=None)
+            session.lease(timeout=30)
         except PoolClosed as error:
             errors.append(error)
 

@@ -100,10 +100,9 @@ def test_nobody_listening_is_named_with_the_limit(tmp_path: Path) -> None:
             for _ in range(2):
                 with pytest.raises(ServerUnreachable) as it:
                     session.open()
-                assert url in str(it.value)
+                assert url.removeprefix("http://") in str(it.value)
                 assert "within 0.05 s" in str(it.value)
                 assert it.value.retryable
-                assert it.value.context["url"] == url
             assert "not open" in repr(session)
 
 
@@ -180,7 +179,7 @@ def test_addresses_that_cannot_be_used_are_refused_at_once(url: str) -> None:
 
 def test_a_missing_model_is_told_with_those_there_are(server: TritonServer) -> None:
     with pytest.raises(ModelNotReady, match=r"'yolo'; it has: identity, sink") as it:
-        Session(server.http_url, "yolo").open(wait=30)
+        Session(server.http_url, "yolo").open(wait=None)
     assert not it.value.retryable
     assert it.value.context["models"] == ["identity", "sink"]
 
@@ -221,8 +220,9 @@ def test_arguments_that_cannot_work_are_refused(
 
 @pytest.mark.parametrize("model", ["", "a b", "a/b", "..", "sink?x", "modèle"])
 def test_model_names_that_cannot_be_sent_are_refused(model: str) -> None:
-    with pytest.raises(UsageError, match="cannot be sent"):
+    with pytest.raises(UsageError, match="model name") as it:
         Session("localhost:8000", model)
+    assert model in str(it.value)
 
 
 @pytest.mark.parametrize(

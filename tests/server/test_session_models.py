@@ -101,6 +101,16 @@ def test_every_batch_size_is_answered_row_by_row(rows: Session) -> None:
         np.testing.assert_array_equal(outputs["MARKED"], marks)
 
 
+def test_outputs_of_larger_batches_are_written_in_place_too(rows: Session) -> None:
+    with rows.lease() as lease:
+        lease.view("VALUES", (8, 3))[...] = 1
+        sums = lease.infer()["SUMS"]
+        sums[...] = 0
+        lease.infer()
+        assert sums.tolist() == [[3.0]] * 8
+        del sums
+
+
 def test_a_batch_too_large_is_refused_before_sending(rows: Session) -> None:
     with rows.lease() as lease:
         with pytest.raises(TensorMismatch, match=r"\(9, 3\).*at most 8"):

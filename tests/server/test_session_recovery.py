@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,18 @@ def test_a_restart_within_a_lease_keeps_its_inputs(own_server: TritonServer) -> 
         own_server.restart()
         assert lease.infer()["OUTPUT__0"] == [4]
         assert session.stats().registrations == 3
+
+
+def test_a_restart_on_a_unix_socket_is_not_noticed(tmp_path: Path) -> None:
+    with (
+        TritonServer(unix_socket=tmp_path / "http.sock") as server,
+        Session(server.unix_url, "sink") as session,
+    ):
+        assert sink(session, 1) == 1
+        server.kill()
+        server.start()
+        assert sink(session, 2) == 2
+        all_free(session)
 
 
 def test_regions_that_another_client_unregistered_come_back(
@@ -175,6 +188,25 @@ def test_a_request_lost_in_a_crash_frees_its_slot_after_the_restart(
             own_server.start()
         assert all_free(session).drains == 1
         for value in (3, 4, 5):
+            assert sink(session, value) == value
+
+
+def test_all_requests_lost_at_once_free_their_slots(own_server: TritonServer) -> None:
+    def lose(value: int) -> None:
+        with pytest.raises(RequestLost):
+            sink(session, value)
+
+    with open_sink(own_server, slots=8) as session:
+        session.warmup()
+        with stopped(own_server), ThreadPoolExecutor(8) as pool:
+            lost = [pool.submit(lose, value) for value in range(8)]
+            eventually(lambda: session.stats().in_flight == 8)
+            own_server.kill()
+            for future in lost:
+                future.result()
+            own_server.start()
+        assert all_free(session).drains == 8
+        for value in range(9):
             assert sink(session, value) == value
 
 
