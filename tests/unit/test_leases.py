@@ -14,6 +14,7 @@ from shmlane.errors import (
     LeaseBusy,
     LeaseExpired,
     UnknownTensor,
+    UsageError,
 )
 from shmlane.leases import Result
 from tests.unit.scripted import (
@@ -54,6 +55,14 @@ def test_an_input_is_a_writable_view_of_shared_memory(desk: Desk) -> None:
         block = x.registration.region.array(x.offset, 16)
         assert block.view(np.float32).tolist() == [1, 2, 3, 4]
         assert lease["X"].tolist() == [[1, 2, 3, 4]]
+
+
+def test_an_input_is_filled_and_not_replaced(desk: Desk) -> None:
+    with desk.lease() as lease:
+        with pytest.raises(UsageError, match=r"lease\['X'\]\[\.\.\.\] = array"):
+            lease["X"] = np.zeros((1, 4), np.float32)
+        with pytest.raises(InputMissing):
+            lease.infer()
 
 
 def test_an_input_that_was_not_given_is_refused(rows: Desk) -> None:

@@ -20,6 +20,7 @@ from tests.unit.pools import (
     labels,
     pinned,
 )
+from tests.unit.scripted import ScriptedChannel
 
 
 @pytest.fixture(params=WITH_AND_WITHOUT_GIL, autouse=True)
@@ -114,6 +115,15 @@ def test_the_error_of_a_timeout_blames_the_load_if_nothing_else() -> None:
     assert caught.value.hint == "Release leases sooner, raise slots= or the timeout."
 
 
+def test_the_error_of_a_timeout_tells_of_a_slow_server() -> None:
+    pool = Pool(1)
+    (slot,) = pool.all()
+    slot.channel = ScriptedChannel()
+    slot.server_hold = True
+    with pytest.raises(LeaseTimeout, match=r"slots: 1 late\. Late slots wait for"):
+        pool.acquire(0)
+
+
 def test_the_error_of_a_timeout_tells_how_to_unpin() -> None:
     pool = Pool(1)
     (slot,) = pool.all()
@@ -196,6 +206,18 @@ def test_ctrl_c_ends_a_wait_and_loses_no_slot() -> None:
     assert pool.take() is None
     pool.release(slot)
     assert_whole(pool)
+
+
+def test_a_slot_that_is_given_up_has_another_in_its_place() -> None:
+    pool = Pool(2)
+    lost, other = pool.all()
+    lost.server_hold = True
+    caller = Caller(pool)
+    (new,) = pool.spare.shared.make_slots(1)
+    pool.replace(lost, new)
+    assert caller.end() is new
+    assert labels(pool) == {"free": 2}
+    assert_whole(pool, [other, new])
 
 
 # --- the end --------------------------------------------------------------------------
