@@ -65,12 +65,16 @@ class Pipe:
 
     def run(self, source: socket.socket, sink: socket.socket) -> None:
         """Pass on until the source ends or the connection is cut."""
-        with contextlib.suppress(OSError):
+        try:
             while data := source.recv(_RECEIVE_BYTES):
                 if not self._pass_on(data, source, sink):
                     return
             if not self._link.is_broken:
                 sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            # The other side must not wait for what can no longer come.
+            if not self._link.is_broken:
+                self._link.break_off(How.RESET)
 
     def _pass_on(self, data: bytes, source: socket.socket, sink: socket.socket) -> bool:
         """False when the connection was cut."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from shmlane import (
     Timeouts,
 )
 from shmlane.testing import ScriptedServer, identity_model
+from shmlane.testing.listener import reset
 from tests.fault_proxy import FaultProxy, How
 from tests.polling import eventually
 from tests.raw_http import HEALTH, RawConnection
@@ -147,6 +149,17 @@ def test_reset_is_an_error_and_not_an_end(tmp_path: Path) -> None:
         proxy.break_off(How.RESET)
         with pytest.raises(ConnectionResetError):
             client.socket.recv(1)
+
+
+def test_target_that_resets_is_not_waited_for() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as target,
+        FaultProxy(f"127.0.0.1:{target.getsockname()[1]}") as proxy,
+        RawConnection(proxy.url) as client,
+    ):
+        client.send(HEALTH)
+        reset(target.accept()[0])
+        assert client.read() is None
 
 
 def test_half_closed_connection_still_takes_requests(proxy: FaultProxy) -> None:
