@@ -13,7 +13,7 @@ STEP := @scripts/step
 BENCH_ARGS := --quick --payloads yolov8 --concurrency 1 --rounds 5
 BENCH_LIMIT := 300
 
-.PHONY: demo test lint types imports unit suite bench clean help
+.PHONY: demo test lint types imports unit suite chaos bench clean help
 
 demo: $(READY) ## Start a real Triton server and show what shared memory does
 	@$(BIN)/shmlane demo --output out $(ARGS)
@@ -37,6 +37,10 @@ unit: $(READY) ## Tests that need no server: seconds
 
 suite: $(READY) ## All tests: units, a real server, faults, the docs' code blocks
 	@$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(READY) ## Ten minutes of faults on a real server (SECONDS=, SEED=)
+	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) \
+		$(if $(SEED),--seed $(SEED))
 
 bench: $(READY) ## A short benchmark; it informs and never fails the build
 	@echo; timeout --foreground --signal=INT --kill-after=10 $(BENCH_LIMIT) \

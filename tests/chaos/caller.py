@@ -1,0 +1,262 @@
+"""What callers in a client do: every way to ask, with every kind of time limit.
+
+Owns one call from the lease to the judged reply, and which errors a fault may cause.
+Refuses to repeat a failed call: what is written down is what a caller would have seen.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import random
+import threading
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+import shmlane
+from shmlane import (
+    Connection,
+    Lease,
+    Session,
+    SessionStats,
+    ShmlaneError,
+    Timeouts,
+)
+from shmlane.timing import DEFAULT, Timeout
+from tests.chaos.tokens import (
+    Array,
+    Kept,
+    Shape,
+    Shelf,
+    Tokens,
+    complaint,
+    fill,
+    filled,
+)
+
+INPUT, OUTPUT = "INPUT__0", "OUTPUT__0"
+
+# More than one `recv` takes, and room for many moves to a larger block on the way.
+LARGEST = 40_000
+FIRST_SHAPE = (1, 1, 4, 16)
+SLOTS = 3
+LIMITS = Timeouts(connect=1.0, lease=1.5, infer=3.0)
+
+# Each of them says what a stopped, dying or starting server does to a call. Any other
+# one would be shmlane's mistake, such as a caller's error.
+EXPECTED: frozenset[type[ShmlaneError]] = frozenset(
+    {
+        shmlane.InferTimeout,
+        shmlane.LeaseTimeout,
+        shmlane.ModelNotReady,
+        shmlane.RequestLost,
+        shmlane.ServerUnreachable,
+        shmlane.TransportError,
+    }
+)
+COUNTERS = (
+    "registrations",
+    "reregistrations",
+    "connections",
+    "retries",
+    "growths",
+    "waits",
+    "spare_slots",
+    "late_replies",
+    "drains",
+    "retired",
+)
+
+
+class Tally:
+    """Counts that many threads add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def add(self, name: str, count: int = 1) -> None:
+        with self._lock:
+            self._counts[name] += count
+
+    def add_stats(self, stats: SessionStats) -> None:
+        for name in COUNTERS:
+            self.add(name, getattr(stats, name))
+
+    def copy(self) -> collections.Counter[str]:
+        with self._lock:
+            return self._counts.copy()
+
+
+class Lane(NamedTuple):
+    """One session, what its model makes of an input, and which errors may come."""
+
+    session: Session
+    echoes_all: bool
+    expected: Collection[type[ShmlaneError]]
+
+    def reply_shape(self, shape: Shape) -> Shape:
+        return shape if self.echoes_all else (1,)
+
+    def visit(self, limits: Timeouts) -> Lane:
+        """The same with a small session of its own."""
+        session = self.session
+        return self._replace(
+            session=_session(session.url, session.model, slots=2, timeouts=limits)
+        )
+
+
+def make_lanes(direct: str, between: str) -> list[Lane]:
+    """The sessions of a client, straight and through what comes between.
+
+    Replies lie in place, come on the wire, or answer a request that was sent again.
+    """
+    place = {OUTPUT: (1, 1, 1, LARGEST)}
+    # What comes between answers in Triton's place, or says things twice.
+    lied_to = EXPECTED | {shmlane.ProtocolError}
+    return [
+        Lane(_session(direct, "identity", outputs=place), True, EXPECTED),
+        Lane(_session(direct, "identity"), True, EXPECTED),
+        Lane(_session(direct, "sink", replay=True), False, EXPECTED),
+        Lane(_session(between, "identity", outputs=place), True, lied_to),
+        Lane(_session(between, "sink", replay=True), False, lied_to),
+    ]
+
+
+def _session(
+    url: str,
+    model: str,
+    *,
+    slots: int = SLOTS,
+    outputs: Mapping[str, Shape] | None = None,
+    replay: bool = False,
+    timeouts: Timeouts = LIMITS,
+) -> Session:
+    return Session(
+        url,
+        model,
+        slots=slots,
+        shapes={INPUT: FIRST_SHAPE},
+        outputs=outputs,
+        connection=Connection(replay=replay),
+        timeouts=timeouts,
+    )
+
+
+class Caller:
+    """Calls at random. Everything that is shared by callers is thread-safe."""
+
+    def __init__(
+        self,
+        lanes: list[Lane],
+        *,
+        tokens: Tokens,
+        tally: Tally,
+        shelf: Shelf,
+        report: Callable[[str], None],
+    ) -> None:
+        self._lanes = lanes
+        self._tokens = tokens
+        self._tally = tally
+        self._shelf = shelf
+        self._report = report
+
+    def act(self, dice: random.Random) -> None:
+        """One call, and a look at a kept view. Never raises."""
+        (way,), lane = dice.choices(*_WAYS), dice.choice(self._lanes)
+        try:
+            way(self, lane, dice)
+        except ShmlaneError as error:
+            self._tally.add(type(error).__name__)
+            if type(error) not in lane.expected:
+                self._report(f"an error that no fault explains:\n{_trace(error)}")
+        except Exception as error:
+            self._report(f"not an error of shmlane's:\n{_trace(error)}")
+        if self._shelf.look(dice, drop=dice.random() < 0.1):
+            self._tally.add("looks at kept views")
+
+    # --- ways to ask ------------------------------------------------------------------
+
+    def _ask_by_copy(self, lane: Lane, dice: random.Random) -> None:
+        token, shape = self._tokens.make(), _shape(dice)
+        inputs = {INPUT: filled(shape, token)}
+        self._tally.add("requests")
+        outputs = lane.session.infer(inputs, timeout=_limit(dice))
+        self._judge(outputs[OUTPUT], token, lane, shape)
+
+    def _ask_in_place(self, lane: Lane, dice: random.Random) -> None:
+        limit = DEFAULT if dice.random() < 0.9 else dice.uniform(0, 0.02)
+        with lane.session.lease(timeout=limit) as lease:
+            while dice.random() < 0.3:
+                self._infer(lease, lane, dice)
+            self._infer(lease, lane, dice, keep=dice.choices(*_KEEP)[0])
+
+    def _drop_the_lease(self, lane: Lane, dice: random.Random) -> None:
+        """What a caller does who does not know `with`: a finaliser gives it back."""
+        self._tally.add("leases dropped")
+        self._infer(lane.session.lease(), lane, dice, keep=dice.choices(*_KEEP)[0])
+
+    def _visit(self, lane: Lane, dice: random.Random) -> None:
+        """A session for a single lease, opened and closed amid the faults."""
+        limits = Timeouts(connect=0.3, lease=0.5, infer=dice.choice((0.2, 1.0)))
+        visit = lane.visit(limits)
+        self._tally.add("visits")
+        with visit.session as session:
+            try:
+                self._ask_in_place(visit, dice)
+            finally:
+                self._tally.add_stats(session.stats())
+
+    def _infer(
+        self, lease: Lease, lane: Lane, dice: random.Random, *, keep: str = ""
+    ) -> None:
+        """One inference; the last one of a lease may `keep` a view beyond it."""
+        model, token = lane.session.model, self._tokens.make()
+        view = _choose_view(lease, dice)
+        fill(view, token)
+        if keep == "input":
+            # Whatever becomes of the call: the server reads there, and nobody writes.
+            self._shelf.put(Kept(view, token, f"an input of {model}"))
+        self._tally.add("requests")
+        output = lease.infer(timeout=_limit(dice))[OUTPUT]
+        self._judge(output, token, lane, view.shape)
+        if keep == "reply":
+            self._shelf.put(Kept(output, token, f"a reply of {model}"))
+
+    def _judge(self, output: Array, token: int, lane: Lane, shape: Shape) -> None:
+        self._tally.add("successes")
+        if wrong := complaint(output, token, lane.reply_shape(shape)):
+            self._report(f"a reply of {lane.session!r} {wrong}")
+
+
+_WAYS = (
+    [Caller._ask_in_place, Caller._ask_by_copy, Caller._drop_the_lease, Caller._visit],
+    [60, 36, 3, 1],
+)
+_KEEP = (["", "input", "reply"], [90, 4, 6])
+
+
+def _shape(dice: random.Random) -> Shape:
+    """Any size up to the largest, small ones far more often, in any proportion."""
+    size = int(math.exp(dice.uniform(0, math.log(LARGEST))))
+    height = dice.randint(1, math.isqrt(size))
+    return (1, 1, height, size // height)
+
+
+def _choose_view(lease: Lease, dice: random.Random) -> Array:
+    if dice.random() < 0.5:
+        return lease[INPUT]
+    return lease.view(INPUT, _shape(dice))
+
+
+def _limit(dice: random.Random) -> Timeout:
+    """The time limit of one call: usually ample, at times short, or hopeless."""
+    kind = dice.random()
+    if kind < 0.03:
+        return dice.choice((0.0, 1e-6, 1e-4))
+    return dice.uniform(0.0005, 0.03) if kind < 0.2 else DEFAULT
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

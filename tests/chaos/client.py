@@ -1,0 +1,280 @@
+"""One client process: many callers on a few sessions, told by lines on stdin.
+
+Owns its sessions, threads and tasks, what it measures of itself, and the alarm when a
+call never ends. Every line on stdout is a message in JSON for the conductor.
+Refuses to outlive it, and to decide whether its numbers are good.
+
+Orders: "calm" (hold the callers back, drop all views, tell when every slot is free),
+"go", and "end".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import json
+import os
+import random
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+
+from shmlane import SessionStats, ShmlaneError
+from tests.chaos.caller import Caller, Lane, Tally, make_lanes
+from tests.chaos.gate import Gate
+from tests.chaos.machine import Usage
+from tests.chaos.tokens import Shelf, Tokens
+
+THREADS = 4
+TASKS = 3
+TASK_THREADS = 5
+KEPT_VIEWS = 5
+# Every call has limits of a few seconds; stops of this process and the machine's other
+# load come on top.
+HANG = 40.0
+FREE_WITHIN = 20.0
+OPEN_WITHIN = 60.0
+
+_TICK = 0.2
+_MEAN_THOUGHT = 0.008
+_IMPATIENCE = 0.03
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the conductor tells a client at its start."""
+
+    direct: str
+    between: str
+    number: int
+    seed: str
+    conductor: int
+
+
+class Voice:
+    """Messages to the conductor, one a line, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def say(self, kind: str, **facts: object) -> None:
+        line = json.dumps({"kind": kind, **facts}).encode() + b"\n"
+        with self._lock:
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+
+    def complain(self, what: str) -> None:
+        self.say("complaint", what=what)
+
+
+class Ears:
+    """Orders from the conductor, one a line."""
+
+    def __init__(self) -> None:
+        self._heard = b""
+
+    def next(self) -> str | None:
+        """The next order, None if there is none for a moment."""
+        # Should this thread hang itself, in the interpreter or in a lock.
+        faulthandler.dump_traceback_later(2 * HANG, exit=True)
+        if b"\n" not in self._heard and select.select([0], [], [], _TICK)[0]:
+            chunk = os.read(0, 64)
+            if not chunk:
+                os._exit(4)
+            self._heard += chunk
+        order, end, rest = self._heard.partition(b"\n")
+        if not end:
+            return None
+        self._heard = rest
+        return order.decode()
+
+
+class Client:
+    """Everything in this process."""
+
+    def __init__(self, plan: Plan, voice: Voice) -> None:
+        self._plan = plan
+        self._voice = voice
+        self._gate = Gate()
+        self._ending = threading.Event()
+        self._tally = Tally()
+        self._shelf = Shelf(KEPT_VIEWS, voice.complain)
+        self._lanes = make_lanes(plan.direct, plan.between)
+        self._caller = Caller(
+            self._lanes,
+            tokens=Tokens(plan.number),
+            tally=self._tally,
+            shelf=self._shelf,
+            report=voice.complain,
+        )
+        self._threads = [
+            threading.Thread(target=self._call_on, args=(self._dice(number),))
+            for number in range(THREADS)
+        ]
+        self._threads.append(threading.Thread(target=self._run_tasks))
+
+    def start(self) -> None:
+        for lane in self._lanes:
+            self._open(lane)
+        for thread in self._threads:
+            thread.start()
+        self._gate.open()
+        self._voice.say("ready")
+
+    def _open(self, lane: Lane) -> None:
+        """As soon as it can be had, whatever comes between."""
+        deadline = time.monotonic() + OPEN_WITHIN
+        while True:
+            try:
+                lane.session.open(wait=OPEN_WITHIN)
+            except ShmlaneError as error:
+                if type(error) not in lane.expected or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+
+    def end(self) -> None:
+        self._calm()
+        self._ending.set()
+        self._gate.open()
+        for thread in self._threads:
+            thread.join(HANG)
+        for lane in self._lanes:
+            lane.session.close()
+
+    # --- callers ----------------------------------------------------------------------
+
+    def _dice(self, what: object) -> random.Random:
+        return random.Random(f"{self._plan.seed}/{self._plan.number}/{what}")
+
+    def _call_on(self, dice: random.Random) -> None:
+        while not self._ending.is_set():
+            self._gate.run(lambda: self._caller.act(dice))
+            self._ending.wait(dice.expovariate(1 / _MEAN_THOUGHT))
+
+    def _run_tasks(self) -> None:
+        asyncio.run(self._tasks())
+
+    async def _tasks(self) -> None:
+        executor = ThreadPoolExecutor(TASK_THREADS)
+        asyncio.get_running_loop().set_default_executor(executor)
+        dice = [self._dice(f"task {number}") for number in range(TASKS)]
+        await asyncio.gather(*map(self._cancel_often, dice))
+
+    async def _cancel_often(self, dice: random.Random) -> None:
+        """Calls in threads of the loop; when one is cancelled its thread goes on."""
+        while not self._ending.is_set():
+            call = asyncio.create_task(
+                asyncio.to_thread(self._gate.run, self._one_call(dice))
+            )
+            await asyncio.wait({call}, timeout=dice.uniform(0, _IMPATIENCE))
+            if call.cancel():
+                self._tally.add("cancelled")
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            await asyncio.sleep(dice.expovariate(1 / _MEAN_THOUGHT))
+
+    def _one_call(self, dice: random.Random) -> Callable[[], None]:
+        # A thread that goes on must not share its dice with the next call.
+        own = random.Random(dice.getrandbits(64))
+        return lambda: self._caller.act(own)
+
+    # --- orders -----------------------------------------------------------------------
+
+    def obey(self, ears: Ears) -> None:
+        """Follow orders until told to end; tell the counts meanwhile."""
+        while (order := ears.next()) != "end":
+            if order == "calm":
+                self._calm()
+            elif order == "go":
+                self._gate.open()
+            self._tell_counts()
+            if self._gate.longest > HANG:
+                self._give_up("a call did not end")
+
+    def _calm(self) -> None:
+        if not self._gate.close(timeout=HANG):
+            self._give_up("a call did not end")
+        self._shelf.clear()
+        gc.collect()
+        self._wait_until_free()
+        self._tell_counts()
+        self._voice.say("calm", usage=asdict(Usage.of(os.getpid())))
+
+    def _wait_until_free(self) -> None:
+        deadline = time.monotonic() + FREE_WITHIN
+        while held := [stats for stats in self._stats() if stats.free != stats.slots]:
+            if time.monotonic() > deadline:
+                sessions = "\n".join(repr(lane.session) for lane in self._lanes)
+                self._voice.complain(f"slots do not come free: {held}\n{sessions}")
+                return
+            time.sleep(0.01)
+
+    def _stats(self) -> list[SessionStats]:
+        return [lane.session.stats() for lane in self._lanes]
+
+    def _tell_counts(self) -> None:
+        tally = Tally()
+        for stats in self._stats():
+            tally.add_stats(stats)
+        self._voice.say("counts", counts=self._tally.copy() + tally.copy())
+
+    def _give_up(self, why: str) -> None:
+        self._voice.complain(f"{why}; the stacks of all threads are on stderr")
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(3)
+
+
+def _die_with(conductor: int) -> None:
+    """Have the kernel end this process with the one that started it, even stopped."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != conductor:
+        os._exit(4)
+
+
+def _report_strays(voice: Voice) -> None:
+    """What is raised where nobody can catch it is a fault as well."""
+
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        trace = "".join(traceback.format_exception(args.exc_value))
+        voice.complain(
+            f"raised in {args.object!r}, where nobody can catch it:\n{trace}"
+        )
+
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        trace = "".join(traceback.format_exception(args.exc_value))
+        voice.complain(f"ended a thread:\n{trace}")
+
+    sys.unraisablehook = unraisable
+    threading.excepthook = in_thread
+
+
+def main() -> int:
+    plan = Plan(**json.loads(sys.argv[1]))
+    _die_with(plan.conductor)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # Dropping leases is one of the ways to ask.
+    warnings.filterwarnings("ignore", "<Lease .* was dropped", ResourceWarning)
+    voice = Voice()
+    _report_strays(voice)
+    client = Client(plan, voice)
+    client.start()
+    client.obey(Ears())
+    client.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""What a process uses of the machine.
+
+Owns reading it from /proc. Refuses to judge it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Memory of a process that is no shared memory, in bytes, and its descriptors."""
+
+    pid: int
+    memory: int
+    descriptors: int
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        status = Path(f"/proc/{pid}/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines())
+        return cls(
+            pid=pid,
+            memory=int(fields["RssAnon"].split()[0]) * 1024,
+            descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+        )

@@ -1,0 +1,163 @@
+"""Whoever judges the chaos must see what is wrong: tokens, views, counts, growth."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.chaos.faults import FAULTS
+from tests.chaos.gate import Gate
+from tests.chaos.machine import Usage
+from tests.chaos.tokens import Array, Kept, Shelf, Tokens, complaint, filled
+from tests.chaos.verdict import (
+    DESCRIPTOR_GROWTH,
+    MEMORY_GROWTH,
+    NORMAL_LENGTH,
+    OUTCOMES,
+    Calm,
+    Run,
+)
+from tests.polling import eventually
+
+SHAPE = (1, 1, 2, 3)
+
+
+# --- tokens and views -----------------------------------------------------------------
+
+
+def test_tokens_are_unique_among_clients_and_requests() -> None:
+    clients = [Tokens(number) for number in (0, 1, 2, 300)]
+    made = [tokens.make() for tokens in clients for _ in range(100)]
+    assert len(set(made)) == len(made)
+    assert 0 not in made
+
+
+def test_an_array_full_of_its_token_is_right() -> None:
+    token = Tokens(7).make()
+    assert complaint(filled(SHAPE, token), token, SHAPE) == ""
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0, 0), (0, 0, 1, 2)])
+def test_one_foreign_element_is_found_and_named(place: tuple[int, ...]) -> None:
+    mine, theirs = Tokens(1).make(), Tokens(2).make()
+    array = filled(SHAPE, mine)
+    array.view(np.uint32)[place] = theirs
+    told = complaint(array, mine, SHAPE)
+    assert told == "should be #1 of client 1; 1 of 6 elements are #1 of client 2"
+
+
+def test_a_stale_reply_and_an_empty_one_are_found() -> None:
+    tokens = Tokens(1)
+    before, now = tokens.make(), tokens.make()
+    assert "#1 of client 1" in complaint(filled(SHAPE, before), now, SHAPE)
+    assert "no token (0)" in complaint(filled(SHAPE, 0), now, SHAPE)
+
+
+def test_a_reply_of_another_shape_is_found() -> None:
+    token = Tokens(1).make()
+    assert "has shape" in complaint(filled(SHAPE, token), token, (1, 1, 3, 2))
+
+
+def shelf_with_a_view(*, limit: int = 2) -> tuple[Shelf, Array, list[str]]:
+    told: list[str] = []
+    shelf = Shelf(limit, told.append)
+    array = filled(SHAPE, 5)
+    shelf.put(Kept(array, 5, "a reply"))
+    return shelf, array, told
+
+
+def test_a_kept_view_that_stays_as_it_is_is_right() -> None:
+    shelf, _, told = shelf_with_a_view()
+    assert shelf.look(random.Random(1), drop=False)
+    shelf.clear()
+    assert not shelf.look(random.Random(1), drop=False)
+    assert told == []
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_kept_view_that_changes_is_found(drop: bool) -> None:
+    shelf, array, told = shelf_with_a_view()
+    array[...] = 1
+    shelf.look(random.Random(1), drop=drop)
+    assert len(told) == 1
+    assert "a kept view of a reply changed" in told[0]
+
+
+def test_a_changed_view_is_found_also_when_it_makes_room_or_at_the_end() -> None:
+    shelf, array, told = shelf_with_a_view(limit=1)
+    array[...] = 1
+    shelf.put(Kept(filled(SHAPE, 6), 6, "another"))
+    assert len(told) == 1
+    shelf, array, told = shelf_with_a_view()
+    array[...] = 1
+    shelf.clear()
+    assert len(told) == 1
+
+
+# --- the gate -------------------------------------------------------------------------
+
+
+def test_a_gate_closes_only_once_everybody_is_out() -> None:
+    gate, go = Gate(), threading.Event()
+    gate.open()
+    inside = threading.Thread(target=gate.run, args=[go.wait])
+    inside.start()
+    eventually(lambda: "1 inside" in repr(gate))
+    assert not gate.close(timeout=0.01)
+    assert gate.longest > 0
+    go.set()
+    assert gate.close(timeout=10)
+    inside.join()
+    late: list[int] = []
+    gate.run(lambda: late.append(1))
+    assert late == []
+
+
+# --- the verdict ----------------------------------------------------------------------
+
+USAGE = Usage(pid=1, memory=30 << 20, descriptors=100)
+GOOD = Run(
+    seconds=NORMAL_LENGTH,
+    faults=Counter(dict.fromkeys(FAULTS, 1)),
+    outcomes=Counter(dict.fromkeys(OUTCOMES, 1)),
+    calms=[Calm(number, client=USAGE, server=USAGE) for number in range(3)],
+)
+
+
+def test_a_run_in_which_everything_happened_and_nothing_grew_is_good() -> None:
+    assert GOOD.complaints() == []
+    assert "after 2 requests: client 30.0 MiB, 100 descriptors" in str(GOOD)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_was_never_caused_is_told(fault: str) -> None:
+    run = replace(GOOD, faults=GOOD.faults - Counter([fault]))
+    assert run.complaints() == [f"fault never caused: {fault}"]
+    assert replace(run, seconds=1).complaints() == []
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_an_outcome_that_was_never_seen_is_told(outcome: str) -> None:
+    run = replace(GOOD, outcomes=GOOD.outcomes - Counter([outcome]))
+    assert run.complaints() == [f"outcome never seen: {outcome}"]
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"memory": USAGE.memory + MEMORY_GROWTH + 1}, "memory"),
+        ({"descriptors": USAGE.descriptors + DESCRIPTOR_GROWTH + 1}, "descriptors"),
+        ({"pid": 2}, "cannot be compared"),
+    ],
+)
+def test_what_grew_is_told(who: str, change: dict[str, int], words: str) -> None:
+    late = replace(GOOD.calms[2], **{who: replace(USAGE, **change)})  # type: ignore[arg-type]  # one field, by name
+    (told,) = replace(GOOD, calms=[*GOOD.calms[:2], late]).complaints()
+    assert who in told
+    assert words in told

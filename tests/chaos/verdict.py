@@ -1,0 +1,111 @@
+"""What a run must show: everything happened, and nothing grew.
+
+Owns the lists of what must occur, the bounds, and the table of counts. Refuses to
+measure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tests.chaos.faults import FAULTS
+from tests.chaos.machine import Usage
+
+# In shorter runs a kind of fault or its effect may be missing by chance.
+NORMAL_LENGTH = 40.0
+OUTCOMES = (
+    "requests",
+    "successes",
+    "cancelled",
+    "leases dropped",
+    "visits",
+    "looks at kept views",
+    "InferTimeout",
+    "RequestLost",
+    "ServerUnreachable",
+    "LeaseTimeout",
+    "connections",
+    "registrations",
+    "reregistrations",
+    "retries",
+    "growths",
+    "waits",
+    "spare_slots",
+    "late_replies",
+    "drains",
+)
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Calm:
+    """What was in use when everything had come free."""
+
+    requests: int
+    client: Usage
+    server: Usage
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run that came to its end."""
+
+    seconds: float
+    faults: Counter[str]
+    outcomes: Counter[str]
+    calms: Sequence[Calm]
+
+    def complaints(self) -> list[str]:
+        """What was not as it must be; empty after a good run."""
+        return [*self._absent(), *self._grown()]
+
+    def _absent(self) -> Iterator[str]:
+        if self.seconds < NORMAL_LENGTH:
+            return
+        for name in FAULTS:
+            if not self.faults[name]:
+                yield f"fault never caused: {name}"
+        for name in OUTCOMES:
+            if not self.outcomes[name]:
+                yield f"outcome never seen: {name}"
+
+    def _grown(self) -> Iterator[str]:
+        """The first client is never killed, the server not after the middle point."""
+        early, middle, late = self.calms
+        yield from _grown("the client in the first seat", early.client, late.client)
+        yield from _grown("the server", middle.server, late.server)
+
+    def __str__(self) -> str:
+        lines = [f"{self.seconds:g} s of chaos", "  faults"]
+        lines += _table(self.faults)
+        lines += ["  outcomes", *_table(self.outcomes), "  calm points"]
+        for calm in self.calms:
+            lines.append(
+                f"    after {calm.requests} requests: client {_tell(calm.client)};"
+                f" server {_tell(calm.server)}"
+            )
+        return "\n".join(lines)
+
+
+def _grown(who: str, early: Usage, late: Usage) -> Iterator[str]:
+    if early.pid != late.pid:
+        yield f"{who} cannot be compared: process {early.pid} is {late.pid} later"
+    if late.memory - early.memory > MEMORY_GROWTH:
+        yield f"memory of {who} grew from {_tell(early)} to {_tell(late)}"
+    if late.descriptors - early.descriptors > DESCRIPTOR_GROWTH:
+        yield f"descriptors of {who} grew from {_tell(early)} to {_tell(late)}"
+
+
+MEMORY_GROWTH = 32 * _MIB
+DESCRIPTOR_GROWTH = 64
+
+
+def _tell(usage: Usage) -> str:
+    return f"{usage.memory / _MIB:.1f} MiB, {usage.descriptors} descriptors"
+
+
+def _table(counts: Counter[str]) -> list[str]:
+    return [f"    {count:9} {name}" for name, count in counts.most_common()]
