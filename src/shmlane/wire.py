@@ -354,9 +354,8 @@ def _parse_headers(lines: Iterable[bytes]) -> dict[str, str]:
             raise ProtocolError(f"this is not a header line: {line[:80]!r}")
         name = match[1].decode("ascii").lower()
         value = match[2].decode("latin-1").strip(" \t")
+        # Two lengths, be they equal, make a list that is no number.
         if name in headers:
-            if name in ("content-length", "transfer-encoding"):
-                raise ProtocolError(f"a reply has two {name} headers.")
             value = f"{headers[name]}, {value}"
         headers[name] = value
     return headers
@@ -423,14 +422,15 @@ class InferReply:
 
 
 def _field(fields: Any, name: str, kind: type[T], default: T | None = None) -> T:
-    """A field of a JSON object. Exactly of its type: true is no 1, and 1.5 no 1."""
+    """A field of a JSON object, which must be of that kind."""
     value = fields.get(name, default)
-    if type(value) is not kind:
+    if not isinstance(value, kind):
         raise TypeError(f"{name} is {type(value).__name__}, not {kind.__name__}")
     return value
 
 
 def _sizes(values: list[Any]) -> Shape:
+    # JSON's true is a number to Python, and int() would make one of 1.5 and of "1".
     if any(type(value) is not int or value < 0 for value in values):
         raise ValueError(f"{values} are not sizes")
     return tuple(values)
