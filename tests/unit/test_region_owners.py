@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -128,6 +128,7 @@ print("child ended", flush=True)
     assert not os.path.exists(path)
 
 
+@contextmanager
 def killed_with_a_child_left(code: str) -> Iterator[str]:
     """The region of a killed process whose forked child lives."""
     with started(code) as owner:
@@ -142,8 +143,8 @@ def killed_with_a_child_left(code: str) -> Iterator[str]:
 
 
 def test_a_forked_child_does_not_keep_a_dead_owner_alive() -> None:
-    for path in killed_with_a_child_left(OWNER + FORKED + WAIT):
-        eventually(partial(is_dead, path), "the child lets go of the lock")
+    with killed_with_a_child_left(OWNER + FORKED + WAIT) as path:
+        eventually(lambda: is_dead(path), "the child lets go of the lock")
 
 
 def test_a_fork_in_the_middle_of_making_does_not_keep_it_alive_either() -> None:
@@ -178,7 +179,7 @@ import subprocess
 child = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 {WAIT}"""
-    for path in killed_with_a_child_left(code):
+    with killed_with_a_child_left(code) as path:
         assert is_dead(path)
 
 

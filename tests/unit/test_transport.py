@@ -171,15 +171,19 @@ def test_a_reply_cut_by_a_time_out_is_read_on_later(
     assert (reply.status, bytes(reply.body)) == (200, b"{}")
 
 
-def test_a_reply_that_trickles_in_cannot_outlast_the_deadline(
+def test_a_reply_without_end_cannot_outlast_the_deadline(
     connection: HttpConnection, peer: socket.socket
 ) -> None:
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
-    given_up = threading.Event()
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n"
+    given_up, in_vain = threading.Event(), threading.Event()
 
-    def trickle() -> None:
-        while not given_up.wait(SHORT / 10):
+    def flood() -> None:
+        end = Deadline(LONG / 3)
+        while not given_up.is_set() and not in_vain.is_set():
+            # Always something to read: no receive ever times out.
             peer.send(b"x")
+            if end.has_passed:
+                in_vain.set()
 
     def finish() -> None:
         try:
@@ -188,7 +192,8 @@ def test_a_reply_that_trickles_in_cannot_outlast_the_deadline(
         finally:
             given_up.set()
 
-    during(finish, trickle)
+    during(finish, flood)
+    assert not in_vain.is_set()
     assert connection.is_open
 
 
