@@ -95,6 +95,21 @@ def test_chosen_models_replace_the_default_ones() -> None:
         process.communicate(timeout=30)
 
 
+def test_values_of_options_for_tritonserver_may_be_words_of_their_own() -> None:
+    with serving("--json", "--demo", "sink", "--", "--log-verbose", "1") as process:
+        assert ready_line(process)["models"] == ["sink"]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+
+
+def test_a_folder_without_models_is_warned_of(tmp_path: Path) -> None:
+    with serving("--model-repository", str(tmp_path)) as process:
+        assert ready_line(process)["models"] == []
+        process.send_signal(signal.SIGINT)
+        _, messages = process.communicate(timeout=30)
+    assert f"warning: there are no models in {tmp_path}" in messages
+
+
 def test_a_killed_command_leaves_no_server() -> None:
     with serving() as process:
         server = ready_line(process)["pid"]
@@ -110,7 +125,9 @@ def test_a_server_that_dies_ends_the_command_with_failure() -> None:
     assert process.returncode == 1
     assert "ended by itself" in messages
     assert facts["log"] in messages
+    assert "memory runs out" in messages
     assert "Traceback" not in messages
+    assert "by signal 9 (Killed), unasked" in Path(facts["log"]).read_text()
 
 
 def test_a_stop_during_the_start_is_obeyed(
@@ -147,6 +164,10 @@ def test_a_failed_start_is_one_message(tmp_path: Path) -> None:
         (["--demo", "yolo"], "yolo"),
         (["--unix", "/tmp/" + "a" * 120], "125 bytes"),
         (["--model-repository", "/no/such/folder"], "/no/such/folder"),
+        (["resnet50"], "--demo resnet50"),
+        (["--", "--log-verbose", "1", "resnet50"], "--demo resnet50"),
+        (["--unix", "/tmp/http.sock", "--http-port", "8123"], "8123"),
+        (["--unix", "/no/such/folder/http.sock"], "mkdir -p /no/such/folder"),
     ],
 )
 def test_a_wrong_call_is_told_as_such(arguments: list[str], named: str) -> None:

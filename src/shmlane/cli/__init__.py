@@ -34,7 +34,7 @@ def main() -> None:
         sys.stderr.write(_EXTRA_MISSING.format(name=error.name))
         sys.exit(CALLED_WRONGLY)
     try:
-        app()
+        app(prog_name="shmlane")
     except ShmlaneError as error:
         sys.stderr.write(f"shmlane: {error}\n")
         sys.exit(CALLED_WRONGLY if isinstance(error, UsageError) else FAILED)

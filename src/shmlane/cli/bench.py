@@ -10,15 +10,32 @@ from typing import Annotated
 import typer
 
 _FAILED = 1
+_CASE_ROUNDS = 30
+_QUICK_CASE_ROUNDS = 10
 
 _Quick = typer.Option("--quick", help="Short rounds, fewer of them: some two minutes.")
 _Json = typer.Option("--json", dir_okay=False, help="Write the numbers here as well.")
-_Contenders = typer.Option(metavar="A,B", help="Only these clients, by name.")
-_Payloads = typer.Option(metavar="P,Q", help="Of tiny, resnet50, yolov8.")
-_Concurrency = typer.Option(metavar="1,16", help="Requests in flight.")
-_Rounds = typer.Option(min=1, help="15 if not given, or what --quick allows.")
+_Contenders = typer.Option(
+    metavar="A,B", help="Only these clients, by name.", show_default="the first six"
+)
+_Payloads = typer.Option(
+    metavar="P,Q",
+    help="Of tiny, resnet50, yolov8.",
+    show_default="all; yolov8 for --case",
+)
+_Concurrency = typer.Option(
+    metavar="N,M", help="Requests in flight.", show_default="1,4,16"
+)
+_Rounds = typer.Option(
+    min=1,
+    metavar="N",
+    help="How often each client has its turn.",
+    show_default="15, 30 for --case; fewer with --quick",
+)
 _Fill = typer.Option("--fill", help="Write the whole input in every call.")
-_Seed = typer.Option(help="Repeats the order of an earlier run.")
+_Seed = typer.Option(
+    metavar="N", help="Repeats the order of an earlier run.", show_default="random"
+)
 _Case = typer.Option(
     metavar="NAME", help="overhead: what shmlane adds to the bare bytes, by part."
 )
@@ -48,7 +65,8 @@ def bench(
 
     _refuse_lost_output(json_file)
     if case is not None:
-        _run_case(case, _names(payloads) or ["yolov8"], rounds or 30, json_file)
+        rounds = rounds or (_QUICK_CASE_ROUNDS if quick else _CASE_ROUNDS)
+        _run_case(case, _names(payloads) or ["yolov8"], rounds, json_file)
         return
     plan = make_plan(
         contenders=_names(contenders),

@@ -1,23 +1,27 @@
 """`shmlane ls` and `shmlane clean`: the shared memory regions of this machine.
 
-Owns how they are shown. Refuses to remove anything unless told `--yes`.
+Owns how they are shown: a line for each, whatever its length, because names are there
+to be copied and lines to be filtered. Refuses to remove anything unless told `--yes`.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from shmlane.inventory import RegionInfo, clean_up, list_regions
 
 _Json = typer.Option("--json", help="Print JSON.")
 _Yes = typer.Option("--yes", help="Remove; without it they are only listed.")
 
-_OWNERS = {True: "alive", False: "dead", None: "not ours to ask"}
+_OWNERS = {True: "alive", False: "dead", None: "not ours"}
+_HEADINGS = ("region", "size", "owner", "model", "registered", "server")
+_NO_ROOM = "there is no room for the servers; `shmlane ls --json` shows them"
 
 
 def ls(as_json: Annotated[bool, _Json] = False) -> None:
@@ -63,25 +67,46 @@ def clean(
         typer.echo("nothing to remove")
 
 
-def _show(infos: list[RegionInfo]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("region", "size", "owner", "model", "registered"):
-        table.add_column(heading, justify="right" if heading == "size" else "left")
-    for info in infos:
-        table.add_row(
-            info.name,
-            _size(info.nbytes),
-            f"{_OWNERS[info.alive]}{f', pid {info.pid}' if info.pid else ''}",
-            f"{info.model} at {info.server}" if info.server else "",
-            _registered(info),
-        )
-    Console(soft_wrap=False).print(table)
+def _show(infos: Sequence[RegionInfo]) -> None:
+    rows = [_HEADINGS, *map(_row, infos)]
+    lines, note = _aligned(rows), ""
+    if sys.stdout.isatty() and _is_too_wide(lines):
+        lines, note = _aligned([row[:-1] for row in rows]), _NO_ROOM
+    for line in lines:
+        typer.echo(line)
+    if note:
+        typer.echo(note, err=True)
+
+
+def _is_too_wide(lines: Sequence[str]) -> bool:
+    return max(map(len, lines)) > shutil.get_terminal_size().columns
+
+
+def _row(info: RegionInfo) -> tuple[str, ...]:
+    return (
+        info.name,
+        _size(info.nbytes),
+        f"{_OWNERS[info.alive]} {info.pid or ''}".rstrip(),
+        info.model or "-",
+        _registered(info),
+        info.server or "-",
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _registered(info: RegionInfo) -> str:
     if info.registered is None:
-        return "server silent"
-    return f"{info.registered} times" if info.registered else "no"
+        return "server silent" if info.server else "-"
+    return {0: "no", 1: "1 time"}.get(info.registered, f"{info.registered} times")
 
 
 def _size(nbytes: int) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -23,24 +23,37 @@ from shmlane.server.cache import say
 from shmlane.server.models import ECHO_MODELS
 
 _POLL_INTERVAL = 0.2
+_KILLED = 128 + signal.SIGKILL
+_OUT_OF_MEMORY = (
+    "137 is SIGKILL, which Linux sends where memory runs out: dmesg tells of that."
+)
 
-_Port = typer.Option(min=0, max=65535, help="0 picks a free one.")
+_Port = typer.Option(min=0, max=65535, metavar="PORT", show_default="a free one")
 _Folder = typer.Option(
-    exists=True, file_okay=False, help="A folder of models; may be given repeatedly."
+    exists=True,
+    file_okay=False,
+    metavar="FOLDER",
+    help="A folder of models; may be given repeatedly.",
 )
 _Demo = typer.Option(
     metavar="NAME", help="sink, identity, resnet50 or ocr_det; may be repeated."
 )
-_Unix = typer.Option(help="Serve HTTP on this Unix socket and on no port.")
-_Rest = typer.Argument(metavar="[-- OPTIONS]", help="Options for tritonserver itself.")
+_Unix = typer.Option(
+    metavar="PATH", help="Serve HTTP on this Unix socket and on no port."
+)
+_Json = typer.Option("--json", help="Changes nothing: the line is JSON already.")
+_Rest = typer.Argument(
+    metavar="[-- OPTIONS]", help="Options for tritonserver itself.", show_default=False
+)
 
 
 def serve(
-    http_port: Annotated[int, _Port] = 0,
-    grpc_port: Annotated[int, _Port] = 0,
+    http_port: Annotated[int | None, _Port] = None,
+    grpc_port: Annotated[int | None, _Port] = None,
     unix: Annotated[Path | None, _Unix] = None,
     model_repository: Annotated[list[Path] | None, _Folder] = None,
     demo: Annotated[list[str] | None, _Demo] = None,
+    as_json: Annotated[bool, _Json] = False,
     options: Annotated[list[str] | None, _Rest] = None,
 ) -> None:
     """Run a real tritonserver until Ctrl-C.
@@ -48,12 +61,15 @@ def serve(
     Prints one line of JSON on stdout when it is ready. Without models of its own it
     serves the demo models sink and identity.
     """
+    _refuse_two_addresses(http_port, unix)
+    _refuse_words(options or ())
+    _warn_of_empty(model_repository or ())
     with contextlib.suppress(KeyboardInterrupt), _stop_on_signals():
         wanted = demo or ([] if model_repository else ECHO_MODELS)
         server = TritonServer(
             [*(model_repository or ()), *demo_models(*wanted)],
-            http_port=http_port,
-            grpc_port=grpc_port,
+            http_port=http_port or 0,
+            grpc_port=grpc_port or 0,
             unix_socket=unix,
             extra_args=options or (),
         )
@@ -61,6 +77,38 @@ def serve(
             typer.echo(json.dumps(_facts(server, has_socket=unix is not None)))
             say("ready; Ctrl-C ends the server")
             _wait_for_end(server)
+
+
+def _refuse_two_addresses(http_port: int | None, unix: Path | None) -> None:
+    if unix is not None and http_port is not None:
+        raise typer.BadParameter(
+            f"Triton has one HTTP address: either --http-port {http_port} or "
+            f"--unix {unix}.",
+            param_hint="--http-port",
+        )
+
+
+def _refuse_words(options: Sequence[str]) -> None:
+    """A word that is neither an option nor the value after one is a mistake here."""
+    before = ""
+    for word in options:
+        may_be_value = before.startswith("-") and "=" not in before
+        if not (word.startswith("-") or may_be_value):
+            raise typer.BadParameter(
+                f"{word!r} is not an option of tritonserver. Models are named with "
+                f"--demo {word} or --model-repository FOLDER.",
+                param_hint="OPTIONS",
+            )
+        before = word
+
+
+def _warn_of_empty(repositories: Sequence[Path]) -> None:
+    for repository in repositories:
+        if not any(entry.is_dir() for entry in repository.iterdir()):
+            say(
+                f"warning: there are no models in {repository}; a repository holds a "
+                "folder for each model"
+            )
 
 
 @contextlib.contextmanager
@@ -96,7 +144,9 @@ def _facts(server: TritonServer, *, has_socket: bool) -> dict[str, object]:
 def _wait_for_end(server: TritonServer) -> None:
     while server.is_alive:
         time.sleep(_POLL_INTERVAL)
+    killed = server.exit_code == _KILLED
     raise LocalServerError(
         f"The server ended by itself: {server!r}.",
-        hint=f"Its log is {server.log_path}.",
+        hint=f"Its log is {server.log_path}."
+        + (f" {_OUT_OF_MEMORY}" if killed else ""),
     )

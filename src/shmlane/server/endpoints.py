@@ -74,6 +74,7 @@ def clear_socket(path: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
+        _refuse_missing_folder(path)
         return
     if not stat.S_ISSOCK(mode):
         raise UsageError(
@@ -89,3 +90,13 @@ def clear_socket(path: str) -> None:
                 path=path,
             )
     os.unlink(path)
+
+
+def _refuse_missing_folder(path: str) -> None:
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise UsageError(
+            f"The folder of the Unix socket {path} does not exist.",
+            hint=f"Make it first: mkdir -p {folder}",
+            path=path,
+        )

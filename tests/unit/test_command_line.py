@@ -1,0 +1,162 @@
+"""The command line without a server: version, helps, and how regions are listed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("typer", reason="needs the extra [cli]")
+
+from typer.testing import CliRunner
+
+import shmlane
+from shmlane.bench import plan
+from shmlane.cli import bench, regions
+from shmlane.cli.app import app
+from shmlane.inventory import RegionInfo
+
+INFOS = [
+    RegionInfo(
+        name="shmlane.10c3d0e080355d88",
+        nbytes=4_161_536,
+        uid=0,
+        alive=True,
+        pid=31792,
+        server="127.0.0.1:35113",
+        model="identity",
+        slots=2,
+        registered=1,
+    ),
+    RegionInfo(
+        name="shmlane.519811af07ee34e8",
+        nbytes=8192,
+        uid=0,
+        alive=False,
+        pid=7,
+        server="unix:///run/somewhere/deep/down/triton/http.sock",
+        model="a-model-with-a-long-name",
+        slots=2,
+    ),
+    RegionInfo(name="shmlane.5260e3481c860a39", nbytes=512, uid=1, alive=None),
+]
+
+
+@pytest.fixture(autouse=True)
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "list_regions", lambda: INFOS)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+
+
+def test_both_ways_to_call_it_tell_the_version() -> None:
+    for way in (["-m", "shmlane"], ["-c", "from shmlane.cli import main; main()"]):
+        told = subprocess.run(
+            [sys.executable, *way, "--version"], capture_output=True, text=True
+        )
+        assert told.stdout == f"shmlane {shmlane.__version__}\n"
+        assert told.returncode == 0
+
+
+def test_regions_are_a_line_each_where_nobody_watches(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    regions.ls()
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert tuple(heading.split()) == (
+        "region",
+        "size",
+        "owner",
+        "model",
+        "registered",
+        "server",
+    )
+    assert [re.split("  +", line) for line in lines] == [
+        [
+            INFOS[0].name,
+            "3.969 MiB",
+            "alive 31792",
+            "identity",
+            "1 time",
+            INFOS[0].server,
+        ],
+        [
+            INFOS[1].name,
+            "8 KiB",
+            "dead 7",
+            INFOS[1].model,
+            "server silent",
+            INFOS[1].server,
+        ],
+        [INFOS[2].name, "512 B", "not ours", "-", "-", "-"],
+    ]
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_narrow_terminal_gets_lines_that_fit_and_whole_names(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions, "list_regions", lambda: INFOS[::2])
+    regions.ls()
+    told = capsys.readouterr()
+    assert max(map(len, told.out.splitlines())) <= 80
+    assert [line.split()[0] for line in told.out.splitlines()[1:]] == [
+        info.name for info in INFOS[::2]
+    ]
+    assert "35113" not in told.out
+    assert "ls --json" in told.err
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_wide_terminal_gets_the_servers_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    regions.ls()
+    told = capsys.readouterr()
+    assert "127.0.0.1:35113" in told.out
+    assert told.err == ""
+
+
+@pytest.mark.parametrize("command", ["bench", "demo", "serve", "ls", "clean"])
+def test_helps_fill_their_lines(command: str) -> None:
+    told = CliRunner().invoke(app, [command, "--help"])
+    assert told.exit_code == 0
+    prose = told.output.partition("╭")[0].replace("\n \n", "\n\n")
+    for paragraph in re.split(r"\n\s*\n", prose):
+        lines = [line.strip() for line in paragraph.strip().splitlines()]
+        for line, following in itertools.pairwise(lines):
+            room = 78 - len(line)
+            assert len(following.split()[0]) >= room, f"{line!r} was broken early"
+
+
+def test_the_help_of_bench_tells_its_defaults() -> None:
+    told = " ".join(CliRunner().invoke(app, ["bench", "--help"]).output.split())
+    assert ",".join(map(str, plan.DEFAULT_CONCURRENCY)) in told
+    assert "the first six" in told
+    assert len(plan.DEFAULT_CONTENDERS) == 6
+    assert f"{plan.FULL_ROUNDS}, 30 for --case" in told
+    assert ", ".join(plan.PAYLOADS) in told
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds"),
+    [([], 30), (["--quick"], 10), (["--quick", "--rounds", "3"], 3)],
+)
+def test_quick_holds_for_a_case_too(
+    options: list[str], rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(bench, "_run_case", lambda *given: asked.append(given[2]))
+    told = CliRunner().invoke(app, ["bench", "--case", "overhead", *options])
+    assert told.exit_code == 0, told.output
+    assert asked == [rounds]
