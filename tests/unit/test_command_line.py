@@ -51,11 +51,10 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-@pytest.fixture
-def terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def list_on_terminal(monkeypatch: pytest.MonkeyPatch, *, columns: int) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    regions.ls()
 
 
 def test_both_ways_to_call_it_tell_the_version() -> None:
@@ -101,12 +100,11 @@ def test_regions_are_a_line_each_where_nobody_watches(
     ]
 
 
-@pytest.mark.usefixtures("terminal")
 def test_a_narrow_terminal_gets_lines_that_fit_and_whole_names(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regions, "list_regions", lambda: INFOS[::2])
-    regions.ls()
+    list_on_terminal(monkeypatch, columns=80)
     told = capsys.readouterr()
     assert max(map(len, told.out.splitlines())) <= 80
     assert [line.split()[0] for line in told.out.splitlines()[1:]] == [
@@ -116,12 +114,10 @@ def test_a_narrow_terminal_gets_lines_that_fit_and_whole_names(
     assert "ls --json" in told.err
 
 
-@pytest.mark.usefixtures("terminal")
 def test_a_wide_terminal_gets_the_servers_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    regions.ls()
+    list_on_terminal(monkeypatch, columns=200)
     told = capsys.readouterr()
     assert "127.0.0.1:35113" in told.out
     assert told.err == ""
