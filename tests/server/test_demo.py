@@ -90,12 +90,24 @@ def test_a_failed_check_is_exit_code_one(
     findings = Findings(classes=[], text=text, checks=checks)
     outcome = program.Outcome("2.51.0", findings, checks, None, seconds=1.0)
     monkeypatch.setattr(program, "run", lambda folder, *, quiet, with_bench: outcome)
+    arguments = [*arguments, "--output", str(tmp_path)]
     assert CliRunner().invoke(app, arguments).exit_code == 1
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(program, "run", None)
+    (tmp_path / "file").touch()
+    for folder in ("/proc/shmlane-demo", str(tmp_path / "file" / "folder")):
+        told = CliRunner().invoke(app, ["demo", "--output", folder])
+        assert told.exit_code == 2
+        assert folder in "".join(told.output.split("│")).replace("\n", "")
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shmlane.demo.find_spec", lambda name: None)
-    with pytest.raises(ExtraMissing, match=r"shmlane\[cli,preprocess,bench\]"):
+    with pytest.raises(ExtraMissing, match=r"rich, cv2, matplotlib.*'shmlane\[all\]'"):
         require_extras()

@@ -23,22 +23,23 @@ ROUNDS = {
 }
 
 
-def report(*, without: str = "", wrong: str = "") -> Report:
-    """What the benchmark would say after three rounds."""
+def report(*, without: str = "", wrong: str = "", slower: float = 1) -> Report:
+    """What the benchmark would say after three rounds; wire clients may be slower."""
     plan = make_plan(contenders=ROUNDS, payloads=["yolov8"], concurrency=[1], rounds=3)
     (cell,) = plan.cells()
     samples = {
         name: [
             Sample(
-                p50_us=p50,
-                p99_us=2 * p50,
-                requests_per_s=1e6 / p50,
+                p50_us=p50 * factor,
+                p99_us=2 * p50 * factor,
+                requests_per_s=1e6 / p50 / factor,
                 client_cpu_us=20.4,
                 verified=name != wrong,
             )
             for p50 in rounds
         ]
         for name, rounds in ROUNDS.items()
+        for factor in [slower if name.endswith("wire") else 1]
         if name != without
     }
     return Report(
@@ -74,7 +75,9 @@ def test_other_clients_are_compared_by_their_medians() -> None:
 
 
 def test_a_complete_report_passes() -> None:
-    assert clients.check(report()).passed
+    check = clients.check(report())
+    assert check.passed
+    assert check.detail == "8 clients, those in C++ read after their run"
 
 
 def test_a_client_with_a_wrong_value_fails_the_check_by_name() -> None:
@@ -98,8 +101,15 @@ def test_a_client_that_could_not_run_fails_the_check_and_is_shown_as_dashes(
     assert row.split()[-5:] == ["-"] * 5
 
 
-def test_the_table_fits_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    show.show_clients(show.make_console(quiet=False), report())
+@pytest.mark.parametrize(
+    ("slower", "ratio"), [(1, "45.00"), (2.65, "119"), (40, "1,800")]
+)
+def test_the_table_fits_eighty_columns(
+    slower: float, ratio: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show.show_clients(show.make_console(quiet=False), report(slower=slower))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)
+    (row,) = (line for line in lines if "gRPC, no shared memory" in line)
+    assert row.split()[-1] == ratio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ def demo(
     Exit code 1 if any check fails.
     """
     require_extras()
+    _make_folder(output)
     from shmlane.demo import program
 
     outcome = program.run(output, quiet=as_json, with_bench=not skip_bench)
@@ -34,3 +36,16 @@ def demo(
         typer.echo(json.dumps(outcome.facts(), indent=2))
     if not outcome.passed:
         raise typer.Exit(_FAILED)
+
+
+def _make_folder(folder: Path) -> None:
+    """Before a server is started and networks are asked, not after."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = "" if os.access(folder, os.W_OK) else "it cannot be written"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise typer.BadParameter(
+            f"No picture can be put into {folder}: {reason}.", param_hint="--output"
+        )

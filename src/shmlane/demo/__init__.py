@@ -10,16 +10,15 @@ from importlib.util import find_spec
 
 from shmlane.errors import ExtraMissing
 
-_NEEDED = {"rich": "cli", "cv2": "preprocess", "matplotlib": "bench"}
+_NEEDED = ("rich", "cv2", "matplotlib")
 
 
 def require_extras() -> None:
     """Raise `ExtraMissing` with one command that installs all that is missing."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        extras = ",".join(_NEEDED[name] for name in missing)
         raise ExtraMissing(
             f"The demo needs {', '.join(missing)}, not installed here.",
-            hint=f"Install with: pip install 'shmlane[{extras}]'",
+            hint="Install with: pip install 'shmlane[all]'",
             missing=missing,
         )

@@ -75,10 +75,9 @@ def show_clients(console: Console, report: Report) -> None:
     for heading in ("p50 µs", "p99 µs", "req/s", "CPU µs", "x C++"):
         table.add_column(heading, justify="right")
     for row in rows(report):
-        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
         numbers = (row.p50_us, row.p99_us, row.requests_per_s, row.client_cpu_us)
         style = "bold" if row.label.startswith("shmlane") else ""
-        table.add_row(row.label, *map(_number, numbers), ratio, style=style)
+        table.add_row(row.label, *map(_number, numbers), _ratio(row.ratio), style=style)
     console.print(table)
     console.print(_READING, style="dim")
     if not report.is_complete:
@@ -88,6 +87,13 @@ def show_clients(console: Console, report: Report) -> None:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
+
+
+def _ratio(value: float | None) -> str:
+    """Two decimals; none where they would say nothing and take the room."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 99.995 else f"{value:,.0f}"
 
 
 def _heading(console: Console, text: str) -> None:
