@@ -1,29 +1,34 @@
 """Arithmetic only: datatypes, shapes, and where each tensor of a slot lies.
 
 Owns what a model says about its tensors and the byte offsets that follow from it.
-Refuses to touch memory or sockets. Sizes and offsets are bytes.
+Refuses to touch memory or sockets, and to take a server's word for the form of what it
+says. Sizes and offsets are bytes.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import TensorMismatch, UnknownTensor, UsageError
+from .errors import ProtocolError, TensorMismatch, UnknownTensor, UsageError
 from .regions import PAGE_BYTES, round_up
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 
 # 64 bytes: one cache line, and the widest vector load.
 TENSOR_ALIGNMENT = 64
+
+# Characters of a malformed answer that an error repeats.
+_SHOWN = 80
 
 # KServe v2 datatypes that have a NumPy type of the same memory format.
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
@@ -42,6 +47,36 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "FP64": np.dtype(np.float64),
     }
 )
+
+_JSON_KINDS: Mapping[type, str] = MappingProxyType(
+    {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        int: "a whole number",
+        bool: "true or false",
+    }
+)
+
+
+def expect(kind: type[T], value: object, what: str) -> T:
+    """`value`, part of a server's JSON, if it is of that kind; else `ProtocolError`.
+
+    kind: dict, list, str, int or bool. what: names the part in the message.
+    """
+    # Exactly: to Python, true is a number.
+    if type(value) is not kind:
+        raise malformed(f"{what} is {_brief(value)}, not {_JSON_KINDS[kind]}.")
+    return value
+
+
+def malformed(message: str) -> ProtocolError:
+    return ProtocolError(message, hint="Is this the HTTP address of a tritonserver?")
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,48 +188,94 @@ class ModelMetadata:
     @classmethod
     def from_json(
         cls,
-        metadata: Mapping[str, Any],
-        config: Mapping[str, Any],
+        metadata: object,
+        config: object,
         *,
         server_version: str,
     ) -> ModelMetadata:
         """Join the answers of the metadata and the configuration endpoint.
 
         The metadata has shapes with the batch dimension; only the configuration knows
-        max_batch_size and which inputs are optional (model_config.proto).
+        max_batch_size and which inputs are optional (model_config.proto). Raises
+        `ProtocolError` for answers that have another form than Triton's.
         """
-        max_batch = int(config.get("max_batch_size", 0))
-        optional = {
-            tensor["name"]
-            for tensor in config.get("input", ())
-            if tensor.get("optional", False)
-        }
-
-        def specs(tensors: Sequence[Mapping[str, Any]]) -> Mapping[str, TensorSpec]:
-            return MappingProxyType(
-                {
-                    tensor["name"]: TensorSpec(
-                        tensor["name"],
-                        tensor["datatype"],
-                        tuple(int(size) for size in tensor["shape"]),
-                        tensor["name"] in optional,
-                        max_batch,
-                    )
-                    for tensor in tensors
-                }
-            )
-
-        policy = config.get("model_transaction_policy", {})
+        about = expect(dict, metadata, "the model's metadata")
+        more = _Config.from_json(config)
         return cls(
-            name=metadata["name"],
-            versions=tuple(metadata.get("versions", ())),
-            platform=metadata.get("platform", ""),
-            inputs=specs(metadata["inputs"]),
-            outputs=specs(metadata["outputs"]),
-            max_batch_size=max_batch,
+            name=expect(str, about.get("name"), "the name in the model's metadata"),
+            versions=tuple(
+                expect(str, version, "a version in the model's metadata")
+                for version in expect(
+                    list, about.get("versions", []), "versions in the model's metadata"
+                )
+            ),
+            platform=expect(
+                str, about.get("platform", ""), "the platform in the model's metadata"
+            ),
+            inputs=_specs(about.get("inputs"), "input", more),
+            outputs=_specs(about.get("outputs"), "output", more),
+            max_batch_size=more.max_batch,
             server_version=server_version,
-            decoupled=bool(policy.get("decoupled", False)),
+            decoupled=more.decoupled,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """What only a model's configuration says."""
+
+    max_batch: int
+    optional: frozenset[str]
+    decoupled: bool
+
+    @classmethod
+    def from_json(cls, config: object) -> _Config:
+        where = "in the model's configuration"
+        about = expect(dict, config, "the model's configuration")
+        max_batch = expect(
+            int, about.get("max_batch_size", 0), f"max_batch_size {where}"
+        )
+        if max_batch < 0:
+            raise malformed(f"max_batch_size {where} is {max_batch}.")
+        optional = set()
+        for each in expect(list, about.get("input", []), f"input {where}"):
+            tensor = expect(dict, each, f"an input {where}")
+            name = expect(str, tensor.get("name"), f"the name of an input {where}")
+            told = tensor.get("optional", False)
+            if expect(bool, told, f"optional of input {name!r} {where}"):
+                optional.add(name)
+        policy = about.get("model_transaction_policy", {})
+        policy = expect(dict, policy, f"model_transaction_policy {where}")
+        decoupled = expect(bool, policy.get("decoupled", False), f"decoupled {where}")
+        return cls(max_batch, frozenset(optional), decoupled)
+
+
+def _specs(tensors: object, kind: str, config: _Config) -> Mapping[str, TensorSpec]:
+    where = "in the model's metadata"
+    specs = {}
+    for each in expect(list, tensors, f"{kind}s {where}"):
+        tensor = expect(dict, each, f"an {kind} {where}")
+        name = expect(str, tensor.get("name"), f"the name of an {kind} {where}")
+        which = f"of {kind} {name!r} {where}"
+        if name in specs:
+            raise malformed(f"{kind} {name!r} is there twice {where}.")
+        specs[name] = TensorSpec(
+            name,
+            expect(str, tensor.get("datatype"), f"the datatype {which}"),
+            _shape(tensor.get("shape"), f"the shape {which}"),
+            name in config.optional,
+            config.max_batch,
+        )
+    return MappingProxyType(specs)
+
+
+def _shape(sizes: object, what: str) -> Shape:
+    shape = tuple(
+        expect(int, size, f"a size in {what}") for size in expect(list, sizes, what)
+    )
+    if any(size < -1 for size in shape):
+        raise malformed(f"{what} is {_brief(sizes)}; sizes are -1 (any) or more.")
+    return shape
 
 
 @dataclass(frozen=True, slots=True)

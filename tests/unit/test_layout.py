@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmlane.errors import TensorMismatch, UnknownTensor, UsageError
+from shmlane.errors import ProtocolError, TensorMismatch, UnknownTensor, UsageError
 from shmlane.layout import (
     DTYPES,
     ModelMetadata,
     Shape,
     SlotLayout,
     TensorSpec,
+    expect,
     lookup,
 )
 from shmlane.regions import PAGE_BYTES
@@ -233,6 +234,82 @@ def test_a_model_without_a_readable_configuration_does_not_batch() -> None:
 def test_a_decoupled_model_says_so() -> None:
     policy = {"decoupled": True}
     assert model([], [], model_transaction_policy=policy).decoupled
+
+
+WELL_FORMED: dict[str, Any] = {
+    "name": "m",
+    "versions": ["1"],
+    "platform": "onnx",
+    "inputs": [tensor("a", [-1, 3])],
+    "outputs": [tensor("y", [3])],
+}
+
+
+def in_place_of_a(**difference: object) -> dict[str, Any]:
+    return {"inputs": [tensor("a", [-1, 3]) | difference]}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ([1], "the model's metadata is [1], not an object"),
+        ({"name": None}, "the name in the model's metadata is None, not a string"),
+        ({"versions": "1"}, "versions in the model's metadata is '1', not a list"),
+        ({"versions": [1]}, "a version in the model's metadata is 1, not a string"),
+        ({"platform": []}, "the platform in the model's metadata is [], not a string"),
+        ({"inputs": None}, "inputs in the model's metadata is None, not a list"),
+        ({"outputs": {}}, "outputs in the model's metadata is {}, not a list"),
+        ({"outputs": ["y"]}, "an output in the model's metadata is 'y', not an obj"),
+        ({"inputs": [{}]}, "the name of an input in the model's metadata is None, not"),
+        (in_place_of_a(datatype=5), "the datatype of input 'a' in the model's metad"),
+        (in_place_of_a(shape=None), "the shape of input 'a' in the model's metadata"),
+        (in_place_of_a(shape=["3"]), "a size in the shape of input 'a' in the model"),
+        (in_place_of_a(shape=[True]), "is True, not a whole number"),
+        (in_place_of_a(shape=[3.0]), "is 3.0, not a whole number"),
+        (in_place_of_a(shape=[-2]), "is [-2]; sizes are -1 (any) or more"),
+        ({"inputs": [tensor("a", [1])] * 2}, "input 'a' is there twice"),
+        ({"inputs": "a" * 10**6}, "aaa…, not a list"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_metadata_of_another_form_are_refused_by_what_is_wrong(
+    metadata: object, told: str
+) -> None:
+    if isinstance(metadata, dict):
+        metadata = WELL_FORMED | metadata
+    with pytest.raises(ProtocolError) as caught:
+        ModelMetadata.from_json(metadata, {}, server_version="2.51.0")
+    assert told in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ([1], "the model's configuration is [1], not an object"),
+        ({"max_batch_size": "8"}, "max_batch_size in the model's configuration is '8'"),
+        ({"max_batch_size": -1}, "max_batch_size in the model's configuration is -1"),
+        ({"input": {}}, "input in the model's configuration is {}, not a list"),
+        ({"input": ["a"]}, "an input in the model's configuration is 'a', not an obj"),
+        ({"input": [{}]}, "the name of an input in the model's configuration is None"),
+        ({"input": [{"name": "a", "optional": 1}]}, "optional of input 'a' in the mod"),
+        ({"model_transaction_policy": []}, "model_transaction_policy in the model's"),
+        ({"model_transaction_policy": {"decoupled": "no"}}, "decoupled in the model's"),
+    ],
+    ids=str,
+)
+def test_a_configuration_of_another_form_is_refused_by_what_is_wrong(
+    config: object, told: str
+) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        ModelMetadata.from_json(WELL_FORMED, config, server_version="2.51.0")
+    assert told in str(caught.value)
+
+
+def test_what_a_server_says_is_given_back_where_it_is_of_the_kind_expected() -> None:
+    assert expect(list, [1], "the index") == [1]
+    with pytest.raises(ProtocolError, match="the index is None, not a list"):
+        expect(list, None, "the index")
 
 
 # --- where tensors lie ----------------------------------------------------------------
