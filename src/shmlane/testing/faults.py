@@ -11,6 +11,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import get_args
+
+from ..errors import UsageError
 
 _NOISE = b"\x00\xff scripted noise, not HTTP\r\n\r\n"
 
@@ -96,3 +99,16 @@ class Answer:
 
 
 Fault = Delay | Close | Reset | Status | Truncate | Duplicate | Garbage | Answer
+
+
+def checked(fault: object) -> Fault:
+    """The fault; raises for anything else, which would be taken and do nothing."""
+    if isinstance(fault, Fault):
+        return fault
+    kinds = ", ".join(kind.__name__ for kind in get_args(Fault))
+    hint = f"Faults are made by {kinds}."
+    if isinstance(fault, type) and issubclass(fault, Fault):
+        hint = f"Make one of it, with parentheses: {fault.__name__}(...)."
+    elif isinstance(fault, int):
+        hint = f"Another reply is Status({fault})."
+    raise UsageError(f"{fault!r} is not a fault to script.", hint=hint)

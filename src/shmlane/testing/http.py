@@ -41,6 +41,7 @@ class Request:
 
     @property
     def is_inference(self) -> bool:
+        """Whether it asks a model to run."""
         return self.method == "POST" and self.path.endswith("/infer")
 
     @property

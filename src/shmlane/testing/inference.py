@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import ServerError
 from ..layout import Array
-from . import codec
+from . import codec, outputs
 from .calls import Call, CallReader
 from .checks import check
 from .counters import ModelCounters
@@ -78,11 +78,11 @@ class Inference:
             _wait(call, ended)
             if ended.is_set():
                 return None
-            outputs = self._outputs(call)
+            made = self._outputs(call)
             # Memory torn away while the model read it.
             for tensor in call.inputs.values():
                 tensor.data()
-            reply = self._write(call, outputs)
+            reply = self._write(call, made)
             succeeded = True
             return reply
         finally:
@@ -98,27 +98,19 @@ class Inference:
             for name, tensor in call.inputs.items()
         }
         try:
-            made = {name: np.asarray(each) for name, each in model.run(inputs).items()}
+            made = model.run(inputs)
         except ValueError as error:
             raise refused(400, str(error), plain=True) from error
         except Exception as error:
             raise refused(
                 500, f"{type(error).__name__}: {error}", plain=True
             ) from error
-        for name, array in made.items():
-            if name not in model.outputs or codec.datatype_of(array) is None:
-                raise refused(
-                    500,
-                    f"the function of fake model '{model.name}' returned '{name}' as"
-                    f" {array.dtype}, which no output of it can be",
-                    plain=True,
-                )
-        return made
+        return outputs.checked(model, made)
 
-    def _write(self, call: Call, outputs: Mapping[str, Array]) -> Reply:
+    def _write(self, call: Call, made: Mapping[str, Array]) -> Reply:
         """Put every wanted output where it was wanted."""
         entries, blobs = [], []
-        for name, array in outputs.items():
+        for name, array in made.items():
             wish = call.wish(name)
             if wish is None:
                 continue

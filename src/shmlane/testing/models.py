@@ -36,8 +36,9 @@ class FakeModel:
     run: called with read-only arrays by name, the batch dimension included, that lie
         where the client put them; returns arrays by name. BYTES are arrays of `bytes`
         objects. A `ValueError` it raises is answered with status 400, any other
-        exception with 500, and the exception's text. What it does not return is
-        missing from the reply, and what the client's memory had there stays.
+        exception with 500, and the exception's text; so is an output of another
+        datatype or shape than declared. What it does not return is missing from the
+        reply, and what the client's memory had there stays.
     max_batch_size: 0 for a model that does not batch.
     decoupled: Triton's HTTP frontend refuses inferences then.
     obeys_delay_ms: the request parameter `delay_ms` makes the model wait, as the demo

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 
-from .faults import Delay, Fault
+from .faults import Delay, Fault, checked
 from .http import Request
 
 
@@ -88,8 +88,9 @@ class FaultQueue:
 
     def add(self, faults: Iterable[Fault], path: str | None) -> None:
         """For inferences, or for requests whose path contains `path`."""
+        added = [(path, checked(fault)) for fault in faults]
         with self._lock:
-            self._waiting += [(path, fault) for fault in faults]
+            self._waiting += added
 
     def take(self, request: Request) -> Fault | None:
         """The first fault that is meant for such a request."""
