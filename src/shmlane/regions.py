@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .errors import OutOfSharedMemory, RegionError, UnsupportedPlatform
+from .errors import OutOfSharedMemory, RegionError, UnsupportedPlatform, UsageError
 
 if sys.platform == "linux":
     import fcntl
@@ -62,6 +62,25 @@ class RegionOptions:
     prefault: bool = True
     lock: bool = False
     max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        bits = "permission bits as a number, such as 0o600 or 0o666"
+        nbytes = "a whole number of bytes above 0, or None"
+        limit = self.max_bytes
+        for name, is_right, allowed in (
+            ("mode", _is_whole(self.mode) and 0 <= self.mode <= 0o777, bits),
+            ("hugepages", self.hugepages in ("auto", "never"), "'auto' or 'never'"),
+            ("prefault", isinstance(self.prefault, bool), "True or False"),
+            ("lock", isinstance(self.lock, bool), "True or False"),
+            ("max_bytes", limit is None or (_is_whole(limit) and limit > 0), nbytes),
+        ):
+            if not is_right:
+                value = getattr(self, name)
+                raise UsageError(f"RegionOptions({name}={value!r}): give {allowed}.")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def round_up(nbytes: int, multiple: int) -> int:
@@ -252,19 +271,19 @@ def _require_linux() -> None:
     if sys.platform != "linux":
         raise UnsupportedPlatform(
             f"shared memory with Triton needs Linux, this is {sys.platform}.",
-            hint='Use memory="wire" to reach a server from here.',
+            hint="Run this on Linux, on the host of the server.",
         )
 
 
 def _check_room(fd: int, nbytes: int) -> None:
     """Refuse before any page is taken what the file system or the machine lacks.
 
-    A tmpfs may promise more than there is, and there the answer to reserving it all is
-    the out-of-memory killer.
+    A tmpfs may promise more than there is, and there the answer to reserving all, or
+    nearly all, is the out-of-memory killer.
     """
-    free = min(_free_bytes(fd), _available_memory())
-    if nbytes > free:
-        raise _out_of_memory(nbytes, free)
+    room, memory = _free_bytes(fd), _available_memory()
+    if nbytes > min(room, memory):
+        raise _out_of_memory(nbytes, min(room, memory), ram=memory < room)
 
 
 def _free_bytes(fd: int) -> int:
@@ -274,11 +293,12 @@ def _free_bytes(fd: int) -> int:
 
 
 def _available_memory() -> int:
-    """What the kernel can give without killing anyone (proc(5): MemAvailable)."""
+    """What may be taken without anyone being killed for it (proc(5): MemAvailable)."""
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as meminfo:
         for line in meminfo:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                # An estimate: close to it, the killer came. Others live on the rest.
+                return int(line.split()[1]) * 1024 // 16 * 15
     return sys.maxsize
 
 
@@ -298,11 +318,18 @@ def _not_made(nbytes: int, error: OSError) -> RegionError:
     )
 
 
-def _out_of_memory(nbytes: int, free: int) -> OutOfSharedMemory:
+def _out_of_memory(nbytes: int, free: int, *, ram: bool = False) -> OutOfSharedMemory:
+    lack = f"{SHM_DIRECTORY} has too little room"
+    remedy = (
+        "remove files nobody uses, or make it larger (docker run --shm-size, mount -o"
+        " remount,size=)"
+    )
+    if ram:
+        lack = "this machine has too little memory"
+        remedy = f"or end what uses memory: a larger {SHM_DIRECTORY} would not help"
     return OutOfSharedMemory(
-        f"{SHM_DIRECTORY} has too little room: wanted {nbytes} bytes, {free} are free.",
-        hint="Use fewer slots or smaller shapes, remove files nobody uses, or make it"
-        " larger (docker run --shm-size, mount -o remount,size=).",
+        f"{lack}: wanted {nbytes} bytes, {free} are free.",
+        hint=f"Use fewer slots or smaller shapes, {remedy}.",
         wanted=nbytes,
         free=free,
     )

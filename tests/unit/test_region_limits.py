@@ -122,7 +122,37 @@ result["total"] = total
     )
     assert refused["kind"] == "OutOfSharedMemory"
     assert 0 < refused["context"]["free"] < refused["total"]
+    # To enlarge /dev/shm would not help.
+    assert "/dev/shm has too little room" not in refused["message"]
+    assert "shm-size" not in refused["message"]
     assert (refused["left"], refused["used"]) == ([], 0)
+
+
+@pytest.mark.parametrize(("wanted", "fits"), [(15 * MIB, True), (15 * MIB + 1, False)])
+def test_a_sixteenth_of_the_memory_left_is_not_taken(wanted: int, fits: bool) -> None:
+    refused = report(
+        f"""
+import subprocess, tempfile
+with tempfile.NamedTemporaryFile("w", suffix="-meminfo") as told:
+    told.write("MemTotal: 99999999 kB\\nMemAvailable: {16 * 1024} kB\\n")
+    told.flush()
+    subprocess.run(["mount", "--bind", told.name, "/proc/meminfo"], check=True)
+    try:
+        result = attempt({wanted}, prefault=False)
+    finally:
+        subprocess.run(["umount", "/proc/meminfo"], check=True)
+""",
+        "size=1000g",
+    )
+    if fits:
+        assert refused is None
+    else:
+        assert refused["kind"] == "OutOfSharedMemory"
+        assert refused["message"] == (
+            f"this machine has too little memory: wanted {15 * MIB + 4096} bytes,"
+            f" {15 * MIB} are free. Use fewer slots or smaller shapes, or end what uses"
+            " memory: a larger /dev/shm would not help."
+        )
 
 
 def test_a_mount_without_a_limit_has_room() -> None:

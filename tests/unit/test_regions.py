@@ -236,7 +236,7 @@ def test_another_operating_system_is_told_what_it_can_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(UnsupportedPlatform, match=r'darwin\. Use memory="wire"'):
+    with pytest.raises(UnsupportedPlatform, match=r"darwin\. Run this on Linux"):
         Region(1, header=HEADER)
 
 
