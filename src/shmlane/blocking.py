@@ -15,10 +15,10 @@ from typing import TypeVar
 from . import control
 from .errors import (
     InferTimeout,
+    PoolClosed,
     RequestLost,
     ServerUnreachable,
     ShmlaneError,
-    TransportError,
 )
 from .exchange import Answer, Exchange, Verdict
 from .memory import SessionMemory
@@ -56,7 +56,8 @@ def run(talk: control.Talk[T], channel: Channel, deadline: Deadline) -> T:
 class BlockingShell:
     """Carries out what `exchange` and `control` decide, and waits.
 
-    connections, registrations, retries: counters for `SessionStats`.
+    connections, registrations, retries: counters for `SessionStats`. is_closed: set
+    when the session closes; nothing new is begun from then on.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class BlockingShell:
         self.connections = 0
         self.registrations = 0
         self.retries = 0
+        self.is_closed = False
         self._endpoint = endpoint
         self._requests = requests
         self._connection = connection
@@ -100,12 +102,11 @@ class BlockingShell:
             if isinstance(outcome, Answer):
                 return outcome
             self._prepare_retry(slot, outcome, attempt)
-        raise TransportError(
+        raise ServerUnreachable(
             f"gave up after {_TRIES} tries: the connection was dead each time, or the"
             " server did not know the memory just registered.",
             hint="Is the server restarting, or does another client unregister"
             " everybody's shared memory?",
-            retryable=True,
         )
 
     def _round_trip(
@@ -130,16 +131,18 @@ class BlockingShell:
                 return Verdict.REPLAY
             raise
         except BaseException:
-            # A reply that cannot be trusted; or Ctrl-C, after which nobody knows
-            # whether a reply had been read.
-            if slot.server_hold:
-                channel.close()
+            # An error, which may come twice and names no id; a reply that cannot be
+            # trusted; or Ctrl-C, after which nobody knows whether a reply was read.
+            channel.close()
             raise
 
     def _prepare_retry(self, slot: Slot, verdict: Verdict, attempt: int) -> None:
         self.retries += 1
         if verdict is Verdict.REGISTER_AGAIN:
             slot.renew_registrations()
+            if slot.channel is not None:
+                # As after any error: it may come twice.
+                slot.channel.close()
         if attempt:
             time.sleep(_FIRST_PAUSE * 2**attempt)
 
@@ -160,17 +163,32 @@ class BlockingShell:
 
     def _drain(self, slot: Slot, deadline: Deadline) -> bool:
         channel = self.connect(deadline)
-        version = self._exchange.metadata.server_version
-        if not run(control.drain(self._requests, slot, version), channel, deadline):
-            channel.close()
-            return False
-        # Only now: until then the slot must be seen to be lost.
-        self._exchange.withdraw(slot)
-        slot.channel = channel
+        with contextlib.ExitStack() as undo:
+            undo.callback(channel.close)
+            outcome = run(control.drain(self._requests, slot), channel, deadline)
+            if outcome is control.Drained.GIVE_UP:
+                return False
+            if outcome is control.Drained.MOVE:
+                self._memory.move_outputs(slot)
+            # Only now: until then the slot must be seen to be lost.
+            self._exchange.withdraw(slot)
+            slot.channel = channel
+            undo.pop_all()
         return True
 
     def make_ready(self, slot: Slot, given: int, deadline: Deadline) -> Channel:
-        """Connect, grow, register and prepare what the slot lacks."""
+        """Connect, grow, register and prepare what the slot lacks.
+
+        Raises `InferTimeout` if no time is left, and `PoolClosed` if the session closed
+        meanwhile; nothing was sent then.
+        """
+        if self.is_closed:
+            raise PoolClosed("the session was closed meanwhile; nothing was sent.")
+        if deadline.has_passed:
+            raise InferTimeout(
+                f"no time was left of {deadline.limit:.3g} s; nothing was sent.",
+                timeout=deadline.limit,
+            )
         channel = slot.channel
         if channel is None or not channel.is_quiet:
             if channel is not None:

@@ -8,7 +8,8 @@ pause, and is sent each reply, so that blocking and asynchronous sessions share 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
+from enum import Enum
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from .errors import (
@@ -29,9 +30,8 @@ T = TypeVar("T")
 
 _REQUEST_ID_PREFIX = re.compile(r"^\[request id: [^\]]*\] ")
 
-# Reference counts of regions came with 2.50, deferred removal with 2.53.
+# The first version that counts the requests on a registration.
 _COUNTED = (2, 50)
-_DEFERRED = (2, 53)
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.25
 
@@ -241,41 +241,73 @@ def forget_dead(requests: HttpRequests, regions: Collection[str]) -> Talk[list[s
 # --- a lost request -------------------------------------------------------------------
 
 
-def drain(requests: HttpRequests, slot: Slot, version: str) -> Talk[bool]:
-    """Wait until the server cannot reach the slot any more; True when that is proved.
+class Drained(Enum):
+    """How a lost request ended for the memory of its slot."""
 
-    From 2.50 on the server counts requests per registration: until 2.52 it refuses to
-    unregister while one runs, since 2.53 it accepts and keeps the region in its status
-    until the last one ends. Before 2.50 unregistering under a running request ends the
-    server: False, and the memory must not be used again.
+    PROVED = "the server knew the slot, and has let go of it"
+    MOVE = "this server does not know the slot: another process may still write outputs"
+    GIVE_UP = "asking might end the server"
+
+
+def drain(requests: HttpRequests, slot: Slot) -> Talk[Drained]:
+    """Wait until the server cannot reach the slot any more, as far as it can be known.
+
+    Since 2.50 a server counts the requests on each registration: until 2.52 it refuses
+    to unregister while one runs, since 2.53 it accepts and keeps the region in its
+    status until the last one ends. Before 2.50, unregistering under a running request
+    ends the server. Which server answers is asked anew: the one that the session began
+    with may have been replaced, or have neighbours on the same address.
     """
-    known = parse_version(version)
-    if known < _COUNTED:
-        return False
+    if parse_version((yield from _server_version(requests))) < _COUNTED:
+        return Drained.GIVE_UP
+    outcome = Drained.PROVED
     for registration in slot.registrations:
-        name = registration.name
-        if known < _DEFERRED:
-            yield from _ask_until(requests.unregister(name), {200})
-        else:
-            yield from ask(requests.unregister(name))
-            yield from _ask_until(requests.region_status(name), {400, 404})
+        if not (yield from _knows(requests, registration.name)):
+            outcome = Drained.MOVE
+            continue
+        yield from _unregister_in_use(requests, registration.name)
+        yield from _until_unknown(requests, registration.name)
     gone = {registration.name for registration in slot.registrations}
     slot.renew_registrations()
-    slot.obsolete = [name for name in slot.obsolete if name not in gone]
-    return True
+    if outcome is Drained.PROVED:
+        slot.obsolete = [name for name in slot.obsolete if name not in gone]
+    return outcome
 
 
-def _ask_until(request: bytes, statuses: set[int]) -> Talk[None]:
+def _knows(requests: HttpRequests, name: str) -> Talk[bool]:
+    reply = yield from ask(requests.region_status(name))
+    if reply.is_from_triton and reply.status == 200:
+        return True
+    # The words as well: a gateway too answers 404 for what it does not know.
+    unknown = reply.is_from_triton and server_text(reply).startswith("Unable to find")
+    if not unknown:
+        raise refusal(reply, f"asking for the state of {name}")
+    return False
+
+
+def _unregister_in_use(requests: HttpRequests, name: str) -> Talk[None]:
+    for pause in _pauses():
+        reply = yield from ask(requests.unregister(name))
+        if reply.is_from_triton and reply.status == 200:
+            return
+        if "currently in use" not in server_text(reply):
+            raise refusal(reply, f"unregistering {name}")
+        yield pause
+
+
+def _until_unknown(requests: HttpRequests, name: str) -> Talk[None]:
+    for pause in _pauses():
+        if not (yield from _knows(requests, name)):
+            return
+        yield pause
+
+
+def _pauses() -> Iterator[Pause]:
+    """For ever, each twice as long as the one before, up to a limit."""
     pause = _FIRST_PAUSE
-    while not _is_said_by_triton((yield from ask(request)), statuses):
+    while True:
         yield Pause(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _is_said_by_triton(reply: HttpReply, statuses: set[int]) -> bool:
-    """Whether one of `statuses` came; that of a gateway proves nothing."""
-    known = reply.status == 200 or reply.error_text is not None
-    return known and reply.status in statuses
 
 
 def parse_version(text: str) -> tuple[int, int]:

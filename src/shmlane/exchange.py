@@ -29,6 +29,7 @@ from .layout import Array, ModelMetadata, Shape
 from .slots import Prepared, Slot, Tensor
 from .wire import HttpReply, HttpRequests, InferReply, OutputReply, TensorRef
 
+_REQUEST_ID = re.compile(r"\[request id: ([^\]]*)\] ")
 _TOO_SMALL = re.compile(r"for output '([^']+)' \((\d+) bytes\).* at least (\d+) bytes")
 
 
@@ -96,9 +97,12 @@ class Exchange:
 
     @staticmethod
     def withdraw(slot: Slot) -> None:
-        """The request did not leave: its last byte was never handed to the kernel."""
-        slot.server_hold = False
+        """The server holds the slot no more, or never began to.
+
+        The hold goes last: a session that closes takes the memory of what is not held.
+        """
         slot.record[0] = 0
+        slot.server_hold = False
 
     @staticmethod
     def matches(slot: Slot, data: bytes) -> Answer | None:
@@ -108,8 +112,8 @@ class Exchange:
         turn = slot.turn
         if data != prepared.replies[turn]:
             return None
-        slot.server_hold = False
         slot.record[0] = 0
+        slot.server_hold = False
         answer: Answer = prepared.answers[turn]
         return answer
 
@@ -122,6 +126,7 @@ class Exchange:
         if not reply.is_from_triton:
             raise _not_tritons(reply)
         if reply.status != 200:
+            _check_request_id(reply, slot.turn)
             self.withdraw(slot)
             if _has_lost_region(reply):
                 return Verdict.REGISTER_AGAIN
@@ -135,8 +140,10 @@ class Exchange:
                 f"the reply belongs to another request: id {answer.request_id!r} of"
                 f" {answer.model_name!r}, sent was id {slot.turn} to {model!r}."
             )
-        self.withdraw(slot)
-        wire = _take_outputs(slot, prepared, answer)
+        try:
+            wire = _take_outputs(slot, prepared, answer)
+        finally:
+            self.withdraw(slot)
         accepted = Answer(answer, wire)
         # The head alone would pass for any reply of the same length; and a connection
         # that ends with its reply is closed only if the reply is read.
@@ -169,6 +176,16 @@ class Exchange:
             )
         return refusal(
             reply, f"inference on {self.metadata.name!r}", otherwise=InferFailed
+        )
+
+
+def _check_request_id(reply: HttpReply, turn: int) -> None:
+    """Errors found while a request runs begin with its id; others name none."""
+    match = _REQUEST_ID.match(reply.error_text or "")
+    if match is not None and match[1] != str(turn):
+        raise ProtocolError(
+            f"the error belongs to another request: id {match[1]!r}, sent was id"
+            f" {turn}."
         )
 
 

@@ -18,6 +18,7 @@ from .errors import (
     InputMissing,
     LeaseBusy,
     LeaseExpired,
+    ShmlaneError,
     TensorMismatch,
     UsageError,
 )
@@ -31,6 +32,7 @@ Self = TypeVar("Self", bound="BaseLease")
 class LeaseHost(Protocol):
     """What a lease asks of its session."""
 
+    def _why_unusable(self) -> ShmlaneError | None: ...
     def _give_back(self, slot: Slot) -> None: ...
     def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None: ...
 
@@ -39,8 +41,9 @@ class Result(Mapping[str, Array]):
     """The outputs of one inference, by name: writable arrays over shared memory.
 
     Valid until the lease ends or infers again; then `LeaseExpired`. Arrays taken before
-    stay valid for as long as anybody holds them, and keep their slot from being used
-    again. `copy` gives arrays that hold nothing.
+    stay readable for as long as anybody holds them, and keep their slot from being used
+    again; the next `infer` of the same lease writes over them. `copy` gives arrays that
+    hold nothing.
     """
 
     __slots__ = ("_answer", "_epoch", "_slot")
@@ -111,7 +114,7 @@ class BaseLease:
         """
         slot = self._slot
         if slot is None or slot.server_hold:
-            raise _unusable(slot)
+            raise self._unusable(slot)
         try:
             tensor = slot.inputs[name]
         except KeyError:
@@ -143,7 +146,7 @@ class BaseLease:
         """
         slot = self._slot
         if slot is None or slot.server_hold:
-            raise _unusable(slot)
+            raise self._unusable(slot)
         tensor = self._input(slot, name)
         checked = tensor.spec.check_shape(shape)
         if checked != tensor.shape:
@@ -164,7 +167,7 @@ class BaseLease:
         """
         slot = self._slot
         if slot is None or slot.server_hold:
-            raise _unusable(slot)
+            raise self._unusable(slot)
         tensor = self._input(slot, name)
         source = np.asarray(array)
         if source.dtype != tensor.spec.dtype and not cast:
@@ -234,10 +237,25 @@ class BaseLease:
             raise _shape_unknown(tensor)
         slot.reshape(tensor, tensor.default)
 
-    def _not_ready(self, slot: Slot | None) -> UsageError:
+    def _unusable(self, slot: Slot | None) -> ShmlaneError:
+        """Why this lease cannot be used now."""
+        if (reason := self._host._why_unusable()) is not None:
+            return reason
+        if slot is None:
+            return LeaseExpired(
+                "this lease was released: its slot may serve another caller by now.",
+                hint="Take a new one with session.lease().",
+            )
+        return LeaseBusy(
+            "this lease still waits for the reply of its last request, which may read"
+            " and write the slot.",
+            hint="Release it and take another lease.",
+        )
+
+    def _not_ready(self, slot: Slot | None) -> ShmlaneError:
         """Why this lease cannot send now."""
         if slot is None or slot.server_hold:
-            return _unusable(slot)
+            return self._unusable(slot)
         missing = [
             tensor.name
             for tensor in slot.inputs.values()
@@ -259,19 +277,6 @@ def _expired() -> LeaseExpired:
     return LeaseExpired(
         "this result has expired: its slot may serve another caller by now.",
         hint="Use it in its with block, before the next infer; .copy() outlives it.",
-    )
-
-
-def _unusable(slot: Slot | None) -> UsageError:
-    if slot is None:
-        return LeaseExpired(
-            "this lease was released: its slot may serve another caller by now.",
-            hint="Take a new one with session.lease().",
-        )
-    return LeaseBusy(
-        "this lease still waits for the reply of its last request, which may read and"
-        " write the slot.",
-        hint="Release it and take another lease.",
     )
 
 

@@ -43,6 +43,7 @@ class SessionMemory:
         with self._lock:
             region = self._make_region(header)
             self._regions.append(region)
+        self._check_open(region)
         return [Slot(index, region, header, self.layout) for index in range(count)]
 
     def grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
@@ -51,7 +52,20 @@ class SessionMemory:
         The block grows by half at least, so that slowly rising sizes cost few regions.
         The content is not kept. On error the tensor keeps its old block.
         """
-        capacity = round_up(max(nbytes, tensor.capacity * 3 // 2), PAGE_BYTES)
+        self._move(slot, tensor, max(nbytes, tensor.capacity * 3 // 2))
+        self.growths += 1
+
+    def move_outputs(self, slot: Slot) -> None:
+        """New blocks for all outputs: a server that is out of reach may write the old.
+
+        Inputs stay: a server only reads them, and what it makes of them goes nowhere.
+        """
+        for tensor in slot.outputs.values():
+            if tensor.capacity:
+                self._move(slot, tensor, tensor.capacity)
+
+    def _move(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
+        capacity = round_up(nbytes, PAGE_BYTES)
         plan = TensorPlan(
             tensor.spec, tensor.plan.is_input, tensor.default, 0, capacity
         )
@@ -61,7 +75,7 @@ class SessionMemory:
             region = self._make_region(header)
             self._extension_bytes += region.nbytes
             self._extension_bytes -= old.region.nbytes if old else 0
-            self.growths += 1
+        self._check_open(region)
         slot.extend(tensor, region, offset=header.first_slot, capacity=capacity)
 
     def close(self, *, leave: bool = False) -> None:
@@ -69,10 +83,17 @@ class SessionMemory:
 
         leave: their names stay, for whoever cleans up after this session.
         """
-        with self._lock:
-            self._closed = True
+        # Without the lock, which a finaliser may meet: whoever makes a region looks at
+        # this afterwards.
+        self._closed = True
         for region in self._regions:
             region.leave() if leave else region.close()
+
+    def _check_open(self, region: Region) -> None:
+        """Leave nothing behind of a session that closed while `region` was made."""
+        if self._closed:
+            region.close()
+            raise PoolClosed("the session is closed.")
 
     def _header(self, layout: SlotLayout, slots: int) -> RegionHeader:
         return RegionHeader.plan(
@@ -80,9 +101,6 @@ class SessionMemory:
         )
 
     def _make_region(self, header: RegionHeader) -> Region:
-        # A thread that was about to make one must not leave it behind.
-        if self._closed:
-            raise PoolClosed("the session is closed.")
         limit, wanted = self._options.max_bytes, self.nbytes + header.region_bytes
         if limit is not None and wanted > limit:
             raise OutOfSharedMemory(

@@ -4,10 +4,10 @@ Owns handing slots out and taking them back, each in a bounded number of steps h
 many slots there are. Refuses to do I/O; the only wait is that of a blocked caller on
 its own gate, and nobody waits while holding the lock.
 
-Any thread may call anything here. Two entry points are also called from finalisers and
+Any thread may call anything here. Some entry points are also called from finalisers and
 weak reference callbacks, which may run inside any other call of the same thread:
-`release` and `_note_death`. They append to a deque and then serve waiters only if the
-lock is free; whoever holds the lock looks again after letting go of it.
+`release`, `close` and `_note_death`. They append to a deque and then serve waiters only
+if the lock is free; whoever holds the lock looks again after letting go of it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from .errors import LeaseTimeout, PoolClosed
+from .errors import LeaseTimeout, PoolClosed, RegionError
 from .slots import COUNTS_ARE_EXACT, Label, RootWatch, Slot
+from .timing import Deadline
 
 Spare = Callable[[], Sequence[Slot]]
 
@@ -95,18 +96,19 @@ class SlotPool:
         Raises `LeaseTimeout`, or `PoolClosed` when the session closes meanwhile.
         """
         slot = self.take()
-        if slot is not None and not self._closed:
-            return slot
-        return self._wait_in_turn(timeout)
+        if slot is None:
+            return self._wait_in_turn(timeout)
+        if self._closed:
+            self.release(slot)
+            self._check_open()
+        return slot
 
     def release(self, slot: Slot) -> None:
         """Take a slot back that neither a lease nor the server holds.
 
         With live views it is pinned until they die. Called from finalisers too.
         """
-        if self._closed:
-            slot.close()
-        elif slot.is_at_rest:
+        if slot.is_at_rest or self._closed:
             self._free.append(slot)
         else:
             self._pinned.append(slot)
@@ -120,12 +122,26 @@ class SlotPool:
         self.release(new)
 
     def close(self) -> None:
-        """Hand out nothing more; whoever waits gets `PoolClosed`."""
-        with self._lock:
-            self._closed = True
-            for waiter in self._waiters:
-                waiter.open_gate()
-            self._waiters.clear()
+        """Hand out nothing more; whoever waits gets `PoolClosed`.
+
+        Called from finalisers too, so that it does not ask for the lock.
+        """
+        self._closed = True
+        self._settle()
+
+    def take_all(self) -> list[Slot]:
+        """After `close`: every slot that neither a lease nor the server holds.
+
+        Each is returned once; what comes back later, by a later call.
+        """
+        slots = [slot for slot in self.slots if slot.live_roots]
+        for slot in slots:
+            slot.live_roots = 0
+        for queue in (self._free, self._pinned):
+            with contextlib.suppress(IndexError):
+                while True:
+                    slots.append(queue.popleft())
+        return slots
 
     # --- pinned slots -----------------------------------------------------------------
 
@@ -174,7 +190,28 @@ class SlotPool:
     # --- waiting ----------------------------------------------------------------------
 
     def _wait_in_turn(self, timeout: float | None) -> Slot:
-        waiter = Waiter()
+        deadline = Deadline(timeout)
+        try:
+            slot = self._wait(Waiter(), timeout)
+        except RegionError as error:
+            # No room for spare slots: then one of those that there are.
+            slot = self._wait_without_spare(deadline)
+            if slot is None:
+                raise self._timed_out(timeout) from error
+        if slot is None:
+            raise self._timed_out(timeout)
+        return slot
+
+    def _wait_without_spare(self, deadline: Deadline) -> Slot | None:
+        spare, self._spare = self._spare, None
+        try:
+            return self._wait(Waiter(), deadline.remaining)
+        finally:
+            # No room now is no reason not to ask again.
+            self._spare = spare or self._spare
+
+    def _wait(self, waiter: Waiter, timeout: float | None) -> Slot | None:
+        """The slot that this waiter is given, None if its time is over."""
         try:
             self._join_queue(waiter)
             waiter.wait(timeout)
@@ -183,12 +220,11 @@ class SlotPool:
             self._leave_queue(waiter)
             self._pass_on(waiter)
             raise
-        if waiter.slot is not None:
-            return waiter.slot
         if waiter.spare is not None:
             return self._make_spare(waiter.spare)
-        self._check_open()
-        raise self._timed_out(timeout)
+        if waiter.slot is None:
+            self._check_open()
+        return waiter.slot
 
     def _join_queue(self, waiter: Waiter) -> None:
         with self._lock:
@@ -225,7 +261,6 @@ class SlotPool:
                 self.slots += slots
                 self._free.extend(reversed(slots[1:]))
         except BaseException:
-            # No room now is no reason not to ask again.
             self._spare = spare
             raise
         self._settle()
@@ -245,7 +280,7 @@ class SlotPool:
 
     def _has_work(self) -> bool:
         if self._closed:
-            return False
+            return bool(self._waiters)
         if self._deaths:
             return True
         if self._waiters:
@@ -254,6 +289,11 @@ class SlotPool:
 
     def _look_round(self) -> None:
         """Find what has come back and give it to who waits. Under the lock."""
+        while self._closed and self._waiters:
+            self._waiters[0].open_gate()
+            self._waiters.popleft()
+        if self._closed:
+            return
         self._watch_pinned()
         self._count_deaths()
         # Each step may be done twice: Ctrl-C in between neither loses a slot nor leaves

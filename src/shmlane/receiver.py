@@ -33,7 +33,9 @@ class _Drain:
 
     __slots__ = ("reply", "slot", "talk", "when")
 
-    def __init__(self, slot: Slot, talk: control.Talk[bool], when: float) -> None:
+    def __init__(
+        self, slot: Slot, talk: control.Talk[control.Drained], when: float
+    ) -> None:
         self.slot = slot
         self.talk = talk
         self.when = when
@@ -43,8 +45,9 @@ class _Drain:
 class Receiver:
     """Brings LATE and LOST slots back. `watch` may be called from finalisers.
 
-    Called in the thread: give_back with each slot that the server no longer holds, and
-    retire with each that an old server may hold for ever.
+    Called in the thread: give_back with each slot that the server no longer holds,
+    move_outputs before that if a server out of reach may still write to them, and
+    retire with each slot that an old server may hold for ever.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Receiver:
         endpoint: Endpoint,
         *,
         give_back: Callable[[Slot], None],
+        move_outputs: Callable[[Slot], None],
         retire: Callable[[Slot], None],
     ) -> None:
         self.late_replies = 0
@@ -61,6 +65,7 @@ class Receiver:
         self._exchange = exchange
         self._endpoint = endpoint
         self._give_back = give_back
+        self._move_outputs = move_outputs
         self._retire = retire
         self._incoming: deque[Slot] = deque()
         self._drains: list[_Drain] = []
@@ -94,7 +99,14 @@ class Receiver:
 
     def _start_unless_running(self) -> None:
         if not self._stopping and not self._running.locked():
-            _thread.start_new_thread(self._run, ())
+            # The machine may refuse a thread now: the slots wait for the next nudge.
+            with contextlib.suppress(RuntimeError):
+                _thread.start_new_thread(self._run, ())
+
+    def nudge(self) -> None:
+        """Start the thread if slots wait for it and it could not be started before."""
+        if self._incoming:
+            self._start_unless_running()
 
     def _run(self) -> None:
         # Taken here: a thread that cannot start, or Ctrl-C, must not leave it taken.
@@ -169,8 +181,9 @@ class Receiver:
                 self._exchange.accept(slot, reply, b"")
         except ShmlaneError:
             # An error of the model ends the request as well as a success does. What
-            # leaves the slot held is a reply that cannot be trusted.
-            if slot.server_hold and channel is not None:
+            # leaves the slot held is a reply that cannot be trusted. Either way the
+            # connection is not used again: an error may come twice, and names no id.
+            if channel is not None:
                 channel.close()
         self._selector.unregister(key.fd)
         if slot.server_hold:
@@ -182,9 +195,7 @@ class Receiver:
     # --- lost requests ----------------------------------------------------------------
 
     def _new_drain(self, slot: Slot, *, delay: float) -> _Drain:
-        talk = control.drain(
-            self._exchange.requests, slot, self._exchange.metadata.server_version
-        )
+        talk = control.drain(self._exchange.requests, slot)
         return _Drain(slot, talk, time.monotonic() + delay)
 
     def _time_to_next_drain(self) -> float | None:
@@ -204,18 +215,25 @@ class Receiver:
                 drain.reply = self._call(step)
             self._drains.append(drain)
         except StopIteration as done:
-            self._end_drain(drain.slot, proved=done.value)
+            self._end_drain(drain.slot, done.value)
         except ShmlaneError:
             self._drains.append(self._new_drain(drain.slot, delay=_RETRY_PAUSE))
 
-    def _end_drain(self, slot: Slot, *, proved: bool) -> None:
-        if proved:
-            self._exchange.withdraw(slot)
-            self.drains += 1
-            self._give_back(slot)
-        else:
+    def _end_drain(self, slot: Slot, outcome: control.Drained) -> None:
+        if outcome is control.Drained.GIVE_UP:
             self.retired += 1
             self._retire(slot)
+            return
+        if outcome is control.Drained.MOVE:
+            try:
+                self._move_outputs(slot)
+            except ShmlaneError:
+                # No room for them now.
+                self._drains.append(self._new_drain(slot, delay=_RETRY_PAUSE))
+                return
+        self._exchange.withdraw(slot)
+        self.drains += 1
+        self._give_back(slot)
 
     def _call(self, request: bytes) -> HttpReply:
         deadline = Deadline(_CONTROL_LIMIT)

@@ -11,6 +11,7 @@ forked children, where it would outlive its owner.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -116,6 +117,9 @@ class Region:
         self._at_end = weakref.finalize(
             self, _let_go, self.path, self._owner, self._lock
         )
+        # Not by itself at exit, where sessions still need the file: see below.
+        self._at_end.atexit = False
+        _regions.add(self)
         try:
             self._mapping = self._create(header, options)
         except OSError as error:
@@ -186,6 +190,16 @@ class Region:
         finally:
             os.close(fd)
         return mapping
+
+
+_regions: weakref.WeakSet[Region] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    # Registered before the sessions' own, so that it runs after they have been closed.
+    for region in list(_regions):
+        region.close()
 
 
 class _OwnerLock:

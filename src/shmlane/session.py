@@ -24,6 +24,7 @@ from . import control
 from .blocking import BlockingShell, run
 from .errors import (
     ForkedSession,
+    LeaseTimeout,
     ModelNotReady,
     PoolClosed,
     ServerUnreachable,
@@ -139,9 +140,15 @@ class Session:
             headers=self._connection.headers,
         )
         self._opening = threading.Lock()
+        # A finaliser may take back a slot while the same thread takes back others.
+        self._closing = threading.RLock()
+        self._remains: set[Slot] = set()
+        self._is_known = False
+        self._last_stats = SessionStats()
         self._shell = BlockingShell(
             self._endpoint, self._requests, self._connection, self._timeouts
         )
+        _sessions.add(self)
 
     # --- opening and closing ----------------------------------------------------------
 
@@ -155,17 +162,23 @@ class Session:
         nothing is left behind then.
         """
         deadline = Deadline(check_timeout(wait, "wait"))
-        with self._opening:
-            while self._state is not _State.OPEN:
-                if self._state is not _State.NEW:
-                    raise self._unusable()
-                try:
-                    self._open()
-                except (ServerUnreachable, ModelNotReady) as error:
-                    if not error.retryable or deadline.has_passed:
-                        raise
-                    time.sleep(_OPEN_PAUSE)
-        return self
+        while True:
+            try:
+                # Let go of between tries, so that `close` can come in.
+                with self._opening:
+                    self._open_once()
+                return self
+            except (ServerUnreachable, ModelNotReady) as error:
+                if not error.retryable or deadline.has_passed:
+                    raise
+            time.sleep(_OPEN_PAUSE)
+
+    def _open_once(self) -> None:
+        if self._state is _State.OPEN:
+            return
+        if self._state is not _State.NEW:
+            raise self._unusable()
+        self._open()
 
     def _open(self) -> None:
         headers = {self.url: self._connection.headers}
@@ -187,7 +200,7 @@ class Session:
             )
             undo.callback(memory.close)
             slots = memory.make_slots(self._slot_count)
-            undo.callback(self._take_back, memory, slots, channel)
+            undo.callback(self._undo, memory, slots, channel)
             for slot in slots:
                 self._shell.register(slot, channel, deadline)
             undo.pop_all()
@@ -209,45 +222,63 @@ class Session:
             exchange,
             self._endpoint,
             give_back=self._pool.release,
+            move_outputs=memory.move_outputs,
             retire=functools.partial(_replace, self._pool, memory),
         )
         self._state = _State.OPEN
-        _open_sessions.add(self)
 
     def close(self, *, wait: bool = True) -> None:
         """Hand out no more leases, unregister, remove the memory. Twice does nothing.
 
         wait: first wait for the replies of requests in flight, for at most
         `Timeouts.infer` seconds. Views that are still alive stay valid; leases still
-        held can only be released. Where the server does not answer, the memory stays
-        until the next session or `shmlane clean`, so that it can be unregistered then.
+        held can only be released, which takes back the rest. Where the server does not
+        answer, the memory stays until the next session or `shmlane clean`, so that it
+        can be unregistered then. An interrupted close is finished by another.
         """
         with self._opening:
-            was, self._state = self._state, _State.CLOSED
-        if was is not _State.OPEN:
-            self._state = was if was is _State.FORKED else _State.CLOSED
-            return
-        _open_sessions.discard(self)
+            if self._state is _State.OPEN:
+                self._last_stats = self.stats()
+                self._remains = set(self._pool.slots)
+            if self._state is not _State.FORKED:
+                self._state = _State.CLOSED
+            if not self._remains:
+                return
+        self._shell.is_closed = True
         self._pool.close()
-        if wait:
-            self._wait_for({Label.IN_FLIGHT, Label.LATE}, self._timeouts.infer)
-            # Lost requests are only waited for to leave no registration behind.
-            self._wait_for({Label.LOST}, self._timeouts.connect)
-        self._receiver.stop()
-        self._take_back(self._memory, self._pool.slots)
+        try:
+            if wait:
+                self._wait_for({Label.IN_FLIGHT, Label.LATE}, self._timeouts.infer)
+                # Lost requests are only waited for to leave no registration behind.
+                self._wait_for({Label.LOST}, self._timeouts.connect)
+        finally:
+            self._receiver.stop()
+            self._take_back()
 
-    def _take_back(
-        self,
-        memory: SessionMemory,
-        slots: Sequence[Slot],
-        channel: Channel | None = None,
-    ) -> None:
-        """Unregister and remove the memory of slots.
+    def _take_back(self) -> None:
+        """Unregister and remove what nobody uses any more of a closed session.
 
-        A server that may still know of it keeps it, and nobody could tell any more
-        whose it was: then the files stay as if this process had died, for the next
-        session or `clean` to end both.
+        Slots that a lease still holds are left to whoever gives them back. A server
+        that may still know of a region keeps it, and nobody could tell any more whose
+        it was: then the files stay as if this process had died, for the next session or
+        `clean` to end both.
         """
+        with self._closing:
+            held = [s for s in self._remains if s.server_hold and not s.leased]
+            slots = [*self._pool.take_all(), *held]
+            if not self._shell.unregister(slots):
+                self._is_known = True
+            for slot in slots:
+                slot.close(leave=self._is_known)
+            self._remains.difference_update(slots)
+            if not self._remains:
+                self._memory.close(leave=self._is_known)
+                _sessions.discard(self)
+
+    def _undo(
+        self, memory: SessionMemory, slots: Sequence[Slot], channel: Channel
+    ) -> None:
+        """Take back what a failed opening has made."""
         leave = not self._shell.unregister(slots, channel)
         for slot in slots:
             slot.close(leave=leave)
@@ -273,7 +304,8 @@ class Session:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_state", None) is _State.OPEN:
+        is_open = getattr(self, "_state", None) is _State.OPEN
+        if is_open or getattr(self, "_remains", None):
             state = repr(self)
             self.close(wait=False)
             warnings.warn(
@@ -300,7 +332,11 @@ class Session:
         if self._state is not _State.OPEN:
             self._ensure_open()
         limit = self._timeouts.lease if timeout is DEFAULT else _limit(timeout)
-        return Lease(self, self._pool.acquire(limit))
+        try:
+            return Lease(self, self._pool.acquire(limit))
+        except LeaseTimeout:
+            self._receiver.nudge()
+            raise
 
     def infer(
         self,
@@ -359,7 +395,7 @@ class Session:
     def stats(self) -> SessionStats:
         """Counters since the session was opened, and the slots as they are now."""
         if self._state is not _State.OPEN:
-            return SessionStats()
+            return self._last_stats
         return SessionStats.collect(
             self._pool,
             self._memory,
@@ -374,10 +410,14 @@ class Session:
     def _give_back(self, slot: Slot) -> None:
         slot.epoch += 1
         slot.leased = False
+        if self._state is _State.FORKED:
+            return
         if not slot.server_hold:
             self._pool.release(slot)
-        elif self._state is not _State.FORKED:
+        else:
             self._receiver.watch(slot)
+        if self._state is _State.CLOSED:
+            self._take_back()
 
     def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
         self._memory.grow(slot, tensor, nbytes)
@@ -387,6 +427,10 @@ class Session:
     def _ensure_open(self) -> None:
         if self._state is not _State.OPEN:
             self.open()
+
+    def _why_unusable(self) -> ShmlaneError | None:
+        """Why leases cannot be used, if the session is the reason."""
+        return self._unusable() if self._state is _State.FORKED else None
 
     def _unusable(self) -> ShmlaneError:
         if self._state is _State.FORKED:
@@ -436,23 +480,35 @@ def _limit(timeout: Timeout) -> float | None:
     return check_timeout(timeout)
 
 
-_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_at_exit() -> None:
-    for session in list(_open_sessions):
-        session.close(wait=False)
+    for session in list(_sessions):
+        # One that cannot be closed is no reason to leave the others open.
+        with contextlib.suppress(Exception):
+            session.close(wait=False)
 
 
 def _disown_in_child() -> None:
-    for session in list(_open_sessions):
-        session._state = _State.FORKED
-        # A copy of a descriptor would keep the connection up when the parent closes it.
-        for slot in session._pool.slots:
-            if slot.channel is not None:
-                slot.channel.close()
-    _open_sessions.clear()
+    for session in list(_sessions):
+        # Another thread of the parent may have held them; it does not exist here.
+        session._opening = threading.Lock()
+        session._closing = threading.RLock()
+        if session._state is _State.OPEN:
+            session._state = _State.FORKED
+            for slot in session._pool.slots:
+                _disown(slot)
+
+
+def _disown(slot: Slot) -> None:
+    """Refuse every use of a slot in a forked child; shared memory is not touched."""
+    slot.server_hold = True
+    slot.epoch += 1
+    # A copy of a descriptor would keep the connection up when the parent closes it.
+    if slot.channel is not None:
+        slot.channel.close()
 
 
 if hasattr(os, "register_at_fork"):

@@ -274,7 +274,9 @@ class Slot:
     @property
     def label(self) -> Label:
         if self.server_hold:
-            if self.channel is None or not self.channel.is_open:
+            # Read once: the receiver may take it away meanwhile.
+            channel = self.channel
+            if channel is None or not channel.is_open:
                 return Label.LOST
             return Label.IN_FLIGHT if self.leased else Label.LATE
         if self.leased:
@@ -332,8 +334,9 @@ class Slot:
     ) -> None:
         """Move `tensor` to a region of its own; its content is not kept.
 
-        The slot must not be held by the server. Arrays over the old block stay valid
-        and mean nothing to the server any more.
+        Arrays over the old block stay valid and are no part of a request any more. An
+        input must not move while the server holds the slot; an output moves then
+        because the server may still write to its old block.
         """
         self.prepared = None
         self.generation += 1

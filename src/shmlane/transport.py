@@ -4,8 +4,8 @@ Owns URLs and the TCP or Unix socket under an HTTP/1.1 connection. Refuses
 to know what the bytes mean (`wire`) and whose memory they speak of (`slots`). One
 request is on a connection at a time.
 
-Waiting for a reply is left to the kernel (SO_RCVTIMEO): a blocking `recv` with a limit
-costs nothing beside a Python-level timeout, which adds a `poll` to every call.
+A wait is a `poll` with the time that is left, which signals cannot put off: a receive
+with a limit of its own (SO_RCVTIMEO) begins anew after each signal that Python handles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import re
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +44,8 @@ _ADDRESS = re.compile(
 _DEFAULT_PORT = 8000
 _MAX_PORT = 65535
 _FIRST_PAUSE = 0.005
+# Milliseconds that fit a C int, 24 days: poll takes no more.
+_LONGEST_POLL = float((1 << 31) - 1)
 _LONGEST_PAUSE = 0.1
 
 
@@ -157,18 +158,18 @@ class HttpConnection:
     Used by one thread at a time. Every error that makes it useless also closes it.
     """
 
-    __slots__ = ("_parser", "_poll", "_recv", "_send", "_socket", "_time_limit")
+    __slots__ = ("_address", "_parser", "_poll", "_recv", "_send", "_socket")
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, *, address: str = "") -> None:
         connected.settimeout(None)
+        self._address = address
         self._socket: socket.socket | None = connected
         self._send = connected.send
         self._recv = connected.recv
         poller = select.poll()
         poller.register(connected, select.POLLIN)
-        self._poll: Callable[[int], object] = poller.poll
+        self._poll: Callable[[float | None], object] = poller.poll
         self._parser = ReplyParser()
-        self._time_limit: float | None = None
 
     @classmethod
     def open(cls, endpoint: Endpoint, deadline: Deadline) -> HttpConnection:
@@ -176,7 +177,9 @@ class HttpConnection:
         pause = _FIRST_PAUSE
         while True:
             try:
-                return cls(endpoint.connect(deadline.remaining))
+                return cls(
+                    endpoint.connect(deadline.remaining), address=endpoint.address
+                )
             except OSError as error:
                 if deadline.remaining is not None and deadline.remaining <= pause:
                     raise _unreachable(endpoint, deadline, error) from error
@@ -215,12 +218,11 @@ class HttpConnection:
         `InferTimeout` leaves the connection as it is, so that a later call can read on;
         `RequestLost` closes it.
         """
-        if timeout != self._time_limit:
-            self._limit_waits(timeout)
+        limit = None if timeout is None else min(timeout * 1e3, _LONGEST_POLL)
+        if not self._poll(limit):
+            raise _timed_out(timeout)
         try:
             data = self._recv(_RECEIVE_BYTES)
-        except BlockingIOError:
-            raise _timed_out(timeout) from None
         except OSError as error:
             raise self._lost(error) from error
         if not data:
@@ -263,10 +265,12 @@ class HttpConnection:
             reply = self.finish(self.receive(deadline.remaining), deadline)
         except (OSError, InferTimeout, RequestLost) as error:
             self.close()
-            limit = "" if deadline.limit is None else f" within {deadline.limit:g} s"
+            limit = "" if deadline.limit is None else f" within {deadline.limit:.3g} s"
+            asked = request.split(b" HTTP/1.1", 1)[0].decode("latin-1")
             raise ServerUnreachable(
-                f"the server did not answer a control request{limit}.",
+                f"{self._address or 'the server'} did not answer {asked}{limit}.",
                 hint="It may be overloaded, stopped or restarting.",
+                url=self._address,
             ) from error
         except BaseException:
             # Ctrl-C: the next call would take this one's reply for its own.
@@ -291,14 +295,6 @@ class HttpConnection:
             with contextlib.suppress(OSError):
                 connected.close()
 
-    def _limit_waits(self, timeout: float | None) -> None:
-        # Zero means "no limit" to the kernel, so the shortest limit is a microsecond.
-        microseconds = 0 if timeout is None else max(1, round(timeout * 1e6))
-        value = struct.pack("ll", *divmod(microseconds, 1_000_000))
-        if self._socket is not None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._time_limit = timeout
-
     def _lost(self, error: OSError | None) -> RequestLost:
         self.close()
         reason = "the server closed it" if error is None else error.strerror or error
@@ -313,7 +309,7 @@ class HttpConnection:
         return f"<HttpConnection {'open' if self.is_open else 'closed'}>"
 
 
-def _never_quiet(_timeout: int) -> object:
+def _never_quiet(_limit: float | None) -> object:
     return True
 
 

@@ -457,6 +457,9 @@ def _parse_outputs(outputs: list[Any], blobs: memoryview) -> Iterable[OutputRepl
         if name in names:
             raise ProtocolError(f"output {name!r} comes twice.")
         names.add(name)
+        if "data" in output:
+            # Never asked for: what lies in shared memory would be an earlier result.
+            raise ProtocolError(f"output {name!r} came as JSON text.")
         parameters = _field(output, "parameters", dict, {})
         if "binary_data_size" in parameters:
             (size,) = _sizes([parameters["binary_data_size"]])

@@ -102,6 +102,7 @@ class Desk:
             self.exchange,
             Endpoint.parse("here:8000"),
             give_back=self.give_back,
+            move_outputs=self.memory.move_outputs,
             retire=self.retired.append,
         )
 
