@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from . import blocking, control
-from .errors import ShmlaneError
-from .header import RegionHeader
+from .errors import (
+    AccessRestricted,
+    RegionError,
+    ServerError,
+    ServerUnreachable,
+    SharedMemoryDisabled,
+    ShmlaneError,
+)
+from .header import MAGIC, RegionHeader
 from .regions import owner_is_dead, region_files
 from .timing import Deadline
 from .transport import Endpoint, HttpConnection
@@ -23,8 +30,14 @@ from .wire import HttpRequests
 
 T = TypeVar("T")
 
-_HEADER_BYTES = 1 << 20
+# Among `headers`, the key of those for servers that have none of their own.
+ANY_SERVER = ""
+
+# Nearly every header fits the first of them.
+_HEADER_BYTES = (64 << 10, 64 << 20)
 _LIMIT = 2.0
+# Each dead region is locked while its server forgets it, which takes a descriptor.
+_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +45,9 @@ class RegionInfo:
     """One region file.
 
     alive: whether a process uses it; None when this user may not ask. registered: under
-    how many names its server knows it; None when the server cannot be asked. pid,
-    server, model and slots are what the header says, None when it cannot be read.
+    how many names its server knows it; None when the server cannot be asked, or is not
+    because the file is another user's. pid, server, model and slots are what the header
+    says, None when it cannot be read.
     """
 
     name: str
@@ -46,12 +60,21 @@ class RegionInfo:
     slots: int | None = None
     registered: int | None = None
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the file is this user's."""
+        return self.uid == os.getuid()
+
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
 def list_regions() -> list[RegionInfo]:
-    """Every region file in /dev/shm, anybody's; servers are asked what they know."""
+    """Every region file in /dev/shm, anybody's; servers are asked what they know.
+
+    Only those that this user's files name: anybody can write a file, and with it have
+    others connect to where they would not.
+    """
     known: dict[str, dict[str, str] | None] = {}
     infos = []
     for path in region_files():
@@ -62,10 +85,11 @@ def list_regions() -> list[RegionInfo]:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What was removed: files by name, and registrations by name."""
+    """What was removed, files and registrations by name, and why a file was kept."""
 
     files: list[str]
     registrations: list[str]
+    kept: dict[str, str]
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -80,57 +104,123 @@ def clean_up(
 ) -> Cleaned:
     """Remove this user's regions whose owners died, here and on their servers.
 
-    limit: seconds for each server. headers: by server URL, where an API is restricted.
-    only: the URL of the one server to ask, so that others that are away cost no time.
-    A region whose server cannot be asked now stays for the next one to clean, unless
-    `force`: without the file, nobody can tell any more whose its registrations are.
+    limit: seconds for each server. headers: by server URL or `ANY_SERVER`, where an API
+    is restricted. only: the URL of the one server to ask, so that others that are away
+    cost no time. A server that fails once is not asked again.
+    A region whose server cannot be asked now stays for the next one to clean, and so
+    does one whose header cannot be read, unless `force`: without the file, nobody can
+    tell any more whose its registrations are.
     """
-    cleaned = Cleaned([], [])
+    cleaned = Cleaned([], [], {})
+    headers = headers or {}
+    for server, problem, paths in _own_files(only):
+        known = headers.get(server) or headers.get(ANY_SERVER)
+        for start in range(0, len(paths), _AT_ONCE):
+            # Locked to the end: nobody can begin to use what is being removed.
+            with _only_dead(paths[start : start + _AT_ONCE]) as dead:
+                kept = {}
+                if problem:
+                    kept = dict.fromkeys(dead, problem)
+                elif server and dead:
+                    kept, problem = _forget_at(server, dead, cleaned, limit, known)
+                _remove(dead, {} if force else kept, cleaned)
+    return cleaned
+
+
+def _own_files(only: str | None) -> list[tuple[str, str, list[str]]]:
+    """This user's region files by server, or by what keeps it from being known.
+
+    A file that does not begin as a region does was never registered by us.
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
     for path in region_files():
         # Gone meanwhile, or another user's: not ours to remove.
         with contextlib.suppress(OSError):
             if os.lstat(path).st_uid != os.getuid():
                 continue
-            # Locked to the end: nobody can begin to use what is being removed.
-            with owner_is_dead(path) as dead:
-                server = _server_of(path)
-                if not dead or server not in ("", only or server):
-                    continue
-                known = headers.get(server) if headers else None
-                if _clean_server(server, path, cleaned, limit, known) or force:
-                    os.unlink(path)
-                    cleaned.files.append(os.path.basename(path))
-    return cleaned
+            server, problem = "", ""
+            try:
+                header = _read_header(path)
+                server = "" if header is None else _text(header, "server") or ""
+            except RegionError as error:
+                problem = error.message.rstrip(".")
+            if server in ("", only or server):
+                groups.setdefault((server, problem), []).append(path)
+    return [(*key, paths) for key, paths in groups.items()]
 
 
-def _clean_server(
+@contextlib.contextmanager
+def _only_dead(paths: Sequence[str]) -> Iterator[list[str]]:
+    """Those that no owner uses; none can begin to meanwhile."""
+    with contextlib.ExitStack() as locks:
+        dead = []
+        for path in paths:
+            with contextlib.suppress(OSError):
+                if locks.enter_context(owner_is_dead(path)):
+                    dead.append(path)
+        yield dead
+
+
+def _remove(paths: Sequence[str], kept: Mapping[str, str], cleaned: Cleaned) -> None:
+    for path in paths:
+        name = os.path.basename(path)
+        if path in kept:
+            cleaned.kept[name] = kept[path]
+            continue
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+            cleaned.files.append(name)
+
+
+def _forget_at(
     server: str,
-    path: str,
+    paths: Sequence[str],
     cleaned: Cleaned,
     limit: float,
     headers: Mapping[str, str] | None,
-) -> bool:
-    """Have its server forget a dead region; True when nothing is left to forget."""
-    if not server:
-        return True
-    talk = _forget(os.path.basename(path))
+) -> tuple[dict[str, str], str]:
+    """Have a server forget dead regions.
+
+    Returns of which it may still know, with the reason, and why it is of no use to ask
+    it for more.
+    """
+    kept: dict[str, str] = {}
+    names = {os.path.basename(path): path for path in paths}
+
+    def forget(requests: HttpRequests) -> control.Talk[None]:
+        try:
+            forgotten = yield from control.forget_dead(requests, names)
+            cleaned.registrations.extend(forgotten)
+            return
+        except AccessRestricted:
+            raise
+        except SharedMemoryDisabled:
+            # Then it knows of none.
+            return
+        except ServerError:
+            # A request of the dead is on one of them; others need not wait for it.
+            pass
+        for name, path in names.items():
+            try:
+                forgotten = yield from control.forget_dead(requests, {name})
+                cleaned.registrations.extend(forgotten)
+            except ServerError as error:
+                kept[path] = error.message.rstrip(".")
+
     try:
-        names = ask_server(server, talk, limit=limit, headers=headers)
-    except (OSError, ShmlaneError):
-        return False
-    cleaned.registrations.extend(names or ())
-    return True
+        ask_server(server, forget, limit=limit, headers=headers)
+    except (OSError, ShmlaneError) as error:
+        problem = _why(server, error)
+    else:
+        return kept, ""
+    return dict.fromkeys(paths, problem), problem
 
 
-def _server_of(path: str) -> str:
-    # A region whose header cannot be read was never registered by us.
-    with contextlib.suppress(ShmlaneError):
-        return str(_read_header(path).description.get("server", ""))
-    return ""
-
-
-def _forget(name: str) -> Callable[[HttpRequests], control.Talk[list[str]]]:
-    return lambda requests: control.forget_dead(requests, {name})
+def _why(server: str, error: OSError | ShmlaneError) -> str:
+    # Some of ours are also an OSError.
+    if isinstance(error, ShmlaneError) and not isinstance(error, ServerUnreachable):
+        return error.message.rstrip(".")
+    return f"its server {server} does not answer"
 
 
 def ask_server(
@@ -155,32 +245,42 @@ def ask_server(
 
 
 def _look_at(path: str, known: dict[str, dict[str, str] | None]) -> RegionInfo:
-    name, facts = os.path.basename(path), os.stat(path)
-    alive = _ask_alive(path)
+    facts = os.lstat(path)
+    info = RegionInfo(
+        name=os.path.basename(path),
+        nbytes=facts.st_size,
+        uid=facts.st_uid,
+        alive=_ask_alive(path),
+    )
     try:
         header = _read_header(path)
-    except (OSError, ShmlaneError):
-        return RegionInfo(
-            name=name, nbytes=facts.st_size, uid=facts.st_uid, alive=alive
-        )
-    about = header.description
-    server = str(about.get("server", ""))
+    except (OSError, RegionError):
+        return info
+    if header is None:
+        return info
+    server, pid = _text(header, "server"), header.description.get("pid")
+    return replace(
+        info,
+        pid=pid if isinstance(pid, int) else None,
+        server=server,
+        model=_text(header, "model"),
+        slots=header.slots,
+        registered=_count(info, server, known) if server else None,
+    )
+
+
+def _count(
+    info: RegionInfo, server: str, known: dict[str, dict[str, str] | None]
+) -> int | None:
+    """Under how many names a server knows a region; None where it is not asked."""
+    if not info.is_own:
+        return None
     if server not in known:
         known[server] = None
         with contextlib.suppress(OSError, ShmlaneError):
             known[server] = ask_server(server, control.registered_keys)
     keys = known[server]
-    return RegionInfo(
-        name=name,
-        nbytes=facts.st_size,
-        uid=facts.st_uid,
-        alive=alive,
-        pid=about.get("pid"),
-        server=server,
-        model=about.get("model"),
-        slots=header.slots,
-        registered=None if keys is None else list(keys.values()).count(name),
-    )
+    return None if keys is None else list(keys.values()).count(info.name)
 
 
 def _ask_alive(path: str) -> bool | None:
@@ -189,6 +289,23 @@ def _ask_alive(path: str) -> bool | None:
     return None
 
 
-def _read_header(path: str) -> RegionHeader:
+def _read_header(path: str) -> RegionHeader | None:
+    """The header of a region file, None where the file does not begin as one does.
+
+    Raises `RegionError` for a region that this version cannot read.
+    """
+    usual, longest = _HEADER_BYTES
     with open(path, "rb") as file:
-        return RegionHeader.parse(file.read(_HEADER_BYTES))
+        data = file.read(usual)
+        if not data.startswith(MAGIC):
+            return None
+        try:
+            return RegionHeader.parse(data)
+        except RegionError:
+            return RegionHeader.parse(data + file.read(longest))
+
+
+def _text(header: RegionHeader, key: str) -> str | None:
+    """One of the texts in a header: whoever wrote the file may have put anything."""
+    text = header.description.get(key)
+    return text if isinstance(text, str) else None

@@ -14,13 +14,30 @@ from typing import Annotated
 
 import typer
 
-from shmlane.inventory import RegionInfo, clean_up, list_regions
+from shmlane.inventory import (
+    ANY_SERVER,
+    Cleaned,
+    RegionInfo,
+    clean_up,
+    list_regions,
+)
 
 _Json = typer.Option("--json", help="Print JSON.")
 _Yes = typer.Option("--yes", help="Remove; without it they are only listed.")
+_Force = typer.Option(
+    "--force", help="Remove files also where a server may still know them."
+)
+_Header = typer.Option(
+    metavar="NAME=VALUE", help="Sent to servers that restrict an API; repeatable."
+)
 
+_FAILED = 1
 _OWNERS = {True: "alive", False: "dead", None: "not ours"}
 _HEADINGS = ("region", "size", "owner", "model", "registered", "server")
+_KEPT = (
+    "what was kept tells whose the registrations on its server are: try again when it"
+    " answers (--header for a restricted API), or remove it with --force"
+)
 _NO_ROOM = "there is no room for the servers; `shmlane ls --json` shows them"
 
 
@@ -39,32 +56,58 @@ def ls(as_json: Annotated[bool, _Json] = False) -> None:
 
 
 def clean(
-    yes: Annotated[bool, _Yes] = False, as_json: Annotated[bool, _Json] = False
+    yes: Annotated[bool, _Yes] = False,
+    force: Annotated[bool, _Force] = False,
+    header: Annotated[list[str] | None, _Header] = None,
+    as_json: Annotated[bool, _Json] = False,
 ) -> None:
     """Remove regions whose owner is dead, here and on their servers.
 
-    Never touches a region in use, or files of other users.
+    Never touches a region in use, or files of other users. Ends with 1 where something
+    had to be kept.
     """
+    headers = {ANY_SERVER: _parsed(header or [])}
     if not yes:
-        dead = [info for info in list_regions() if info.alive is False]
-        if as_json:
-            typer.echo(json.dumps({"dead": [info.to_json() for info in dead]}))
-        elif dead:
-            _show(dead)
-            typer.echo("nothing was removed; `shmlane clean --yes` removes them")
-        else:
-            typer.echo("nothing to remove")
+        _show_dead(as_json)
         return
-    removed = clean_up(force=True)
+    cleaned = clean_up(force=force, headers=headers)
     if as_json:
-        typer.echo(json.dumps(removed.to_json()))
-        return
-    for name in removed.files:
-        typer.echo(f"removed {name}")
-    for name in removed.registrations:
-        typer.echo(f"unregistered {name}")
-    if not removed.files:
+        typer.echo(json.dumps(cleaned.to_json()))
+    else:
+        _tell(cleaned)
+    if cleaned.kept:
+        raise typer.Exit(_FAILED)
+
+
+def _show_dead(as_json: bool) -> None:
+    dead = [info for info in list_regions() if info.is_own and info.alive is False]
+    if as_json:
+        typer.echo(json.dumps({"dead": [info.to_json() for info in dead]}))
+    elif dead:
+        _show(dead)
+        typer.echo("nothing was removed; `shmlane clean --yes` removes them")
+    else:
         typer.echo("nothing to remove")
+
+
+def _tell(cleaned: Cleaned) -> None:
+    for name in cleaned.files:
+        typer.echo(f"removed {name}")
+    for name in cleaned.registrations:
+        typer.echo(f"unregistered {name}")
+    for name, reason in cleaned.kept.items():
+        typer.echo(f"kept {name}: {reason}")
+    if cleaned.kept:
+        typer.echo(_KEPT, err=True)
+    elif not cleaned.files:
+        typer.echo("nothing to remove")
+
+
+def _parsed(headers: Sequence[str]) -> dict[str, str]:
+    for text in headers:
+        if "=" not in text.strip("="):
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE.")
+    return dict(text.split("=", 1) for text in headers)
 
 
 def _show(infos: Sequence[RegionInfo]) -> None:

@@ -1,0 +1,114 @@
+"""`shmlane clean` and `shmlane ls` where something is left: words and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer", reason="needs the extra [cli]")
+
+from typer.testing import CliRunner, Result
+
+from shmlane import regions
+from shmlane.cli.app import app
+from shmlane.testing import ScriptedServer, sink_model
+from tests.unit.dead_regions import left_behind
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
+
+KEY = {"X-Key": "a=b"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[ScriptedServer]:
+    """A server that restricts everything about shared memory, and a dead region."""
+    with ScriptedServer(
+        [sink_model()], shm_directory=folder, restricted_header=("X-Key", "a=b")
+    ) as server:
+        left_behind(folder, "dead", server.url, headers=KEY)
+        yield server
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_what_the_server_may_still_know_is_kept_told_and_counts_as_failed(
+    folder: Path, server: ScriptedServer
+) -> None:
+    told = run("clean", "--yes")
+    assert told.stdout.startswith("kept shmlane.dead: listing shared memory regions is")
+    assert "--header" in told.stderr
+    assert told.exit_code == 1
+    assert (folder / "shmlane.dead").exists()
+    assert server.regions
+
+
+def test_with_the_header_that_it_expects_a_server_forgets(
+    folder: Path, server: ScriptedServer
+) -> None:
+    told = run("clean", "--yes", "--header", "Other=1", "--header", "X-Key=a=b")
+    assert told.stdout == "removed shmlane.dead\nunregistered shmlane.dead.0.0\n"
+    assert told.exit_code == 0
+    assert not server.regions
+    assert run("clean", "--yes").stdout == "nothing to remove\n"
+
+
+def test_by_force_the_file_goes_whatever_the_server_says(
+    folder: Path, server: ScriptedServer
+) -> None:
+    told = run("clean", "--yes", "--force")
+    assert told.stdout == "removed shmlane.dead\n"
+    assert told.exit_code == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_force_alone_removes_nothing(folder: Path, server: ScriptedServer) -> None:
+    told = run("clean", "--force")
+    assert "nothing was removed" in told.stdout
+    assert (folder / "shmlane.dead").exists()
+
+
+def test_programs_are_told_too_what_was_kept(server: ScriptedServer) -> None:
+    told = run("clean", "--yes", "--json")
+    answer = json.loads(told.stdout)
+    assert (answer["files"], answer["registrations"]) == ([], [])
+    assert list(answer["kept"]) == ["shmlane.dead"]
+    assert told.exit_code == 1
+
+
+@pytest.mark.parametrize("header", ["X-Key", "X-Key=", "=a", "="])
+def test_a_header_without_name_or_value_is_refused(folder: Path, header: str) -> None:
+    told = run("clean", "--yes", "--header", header)
+    assert told.exit_code == 2
+    assert "is not NAME=VALUE" in told.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_dead_regions_of_others_are_not_promised_to_be_removed(folder: Path) -> None:
+    path = left_behind(folder, "theirs", "h:1", registered=False)
+    os.chown(path, 65534, 65534)
+    assert run("clean").stdout == "nothing to remove\n"
+    assert run("clean", "--yes").stdout == "nothing to remove\n"
+    assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["shmlane.[x]", "shmlane.[bold]x[|bold]"])
+def test_a_name_that_looks_like_markup_is_shown_as_it_is(
+    folder: Path, name: str
+) -> None:
+    (folder / name).touch()
+    told = run("ls")
+    assert told.exit_code == 0
+    assert name in told.stdout
