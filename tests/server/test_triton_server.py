@@ -131,6 +131,16 @@ def test_options_reach_the_server_after_all_others() -> None:
         assert server.call("/v2")[1]["name"] == "renamed"
 
 
+@pytest.mark.parametrize("named", ["model", "*"])
+def test_models_in_python_may_be_named_one_by_one(
+    with_python: TritonServer, tmp_path: Path, named: str
+) -> None:
+    with_python.stop()
+    arguments = ["--model-control-mode", "explicit", f"--load-model={named}"]
+    with TritonServer(tmp_path, extra_args=arguments) as server:
+        assert server.model_names() == ["model"]
+
+
 # --- nothing is left behind -----------------------------------------------------------
 
 

@@ -29,6 +29,9 @@ _COMPLAINT = re.compile(
     r"|^unexpected argument|option format is",
     re.IGNORECASE,
 )
+_EXPLICIT = re.compile(r"--model-control-mode[= ]explicit")
+# Triton refuses to be told any other model beside this.
+_ALL_MODELS = re.compile(r"--load-model[= ]\*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,16 @@ class Launch:
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             *self.installation.arguments(python_models=python_models),
             *self.extra_args,
+            *self._check_model(python_models),
         ]
+
+    def _check_model(self, python_models: bool) -> list[str]:
+        """Names the model that checks, where the caller names the models to load."""
+        given = " ".join(self.extra_args)
+        names_models = _EXPLICIT.search(given) and not _ALL_MODELS.search(given)
+        if python_models and names_models:
+            return [f"--load-model={health.CHECK_MODEL}"]
+        return []
 
     def _wait_until_ready(self, process: KeptProcess, log_start: int) -> None:
         deadline = time.monotonic() + self.timeout
