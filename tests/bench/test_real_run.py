@@ -17,6 +17,7 @@ from shmlane.bench import (
     Plan,
     Report,
     Servers,
+    keys,
     make_plan,
     perf_analyzer,
     run,
@@ -25,7 +26,6 @@ from shmlane.bench import (
 from shmlane.bench.server_stats import ServerStats
 from shmlane.errors import ContenderFailed, InstallFailed, ServerUnreachable, UsageError
 from shmlane.server import TritonServer
-from shmlane.server.cache import cache_root, locked
 from tests.polling import eventually
 
 MEASURED = (
@@ -78,9 +78,9 @@ def no_processes_left(servers: Servers) -> Iterator[None]:
     yield
     eventually(lambda: _children() <= children, "every process has ended")
     eventually(lambda: not _files_of_the_dead(), "tritonclient's files are gone")
-    with locked(cache_root() / "perf_analyzer"):
-        keys = (SHM / "INPUT__0_0_0", SHM / "OUTPUT__0")
-        assert not [key for key in keys if key.exists()]
+    with keys.held():
+        names = (keys.INPUT, keys.OUTPUT)
+        assert not [name for name in names if (keys.FOLDER / name).exists()]
 
 
 def _files_of_the_dead() -> list[Path]:

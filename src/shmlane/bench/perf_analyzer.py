@@ -2,7 +2,7 @@
 
 Owns its installation, its command line, its export, and its traps:
 
-- Its shared memory keys are fixed, so one lock per machine keeps two runs apart, and
+- Its shared memory keys are fixed, so `keys` keeps two runs on one machine apart, and
   the keys are removed before and after each run.
 - It makes its server forget every region; the workers register again in each round.
 - At times it loses a completion and never ends: there is a time limit, then SIGINT
@@ -33,12 +33,13 @@ from typing import IO, Any
 
 import numpy as np
 
+from shmlane.bench import keys
 from shmlane.bench.plan import Cell, Contender
 from shmlane.bench.report import Sample
 from shmlane.bench.server_stats import Count, ServerStats
 from shmlane.bench.workers.harness import percentiles_us
 from shmlane.errors import ContenderFailed, UnsupportedPlatform
-from shmlane.server.cache import cache_root, locked, make_once
+from shmlane.server.cache import cache_root, make_once
 from shmlane.server.interpreters import install_folder
 from shmlane.server.managed import WHEEL, find_installation
 
@@ -49,8 +50,6 @@ _LIBRARIES = {
     "libb64.so.0d": "libb64-*.so.0d",
     "libcudart.so.12": "libcudart-*.so.12.*",
 }
-_INPUT = Path("/dev/shm/INPUT__0_0_0")
-_OUTPUT = Path("/dev/shm/OUTPUT__0")
 _POLL_S = 0.01
 _PILOT_REQUESTS = 400
 _PILOT_S = 0.5
@@ -195,12 +194,12 @@ class PerfAnalyzer:
     def _run(self, mode: str, requests: int, expected_s: float) -> Run | None:
         """One run under the machine's lock, or None if it did not end by itself."""
         with (
-            locked(cache_root() / "perf_analyzer"),
+            keys.held(),
             tempfile.TemporaryDirectory(prefix="shmlane-bench-") as scratch,
         ):
             export = Path(scratch) / "export.json"
             options = [mode, "--request-count", str(requests)]
-            _remove_keys()
+            keys.remove()
             try:
                 return self._watched(
                     [*options, "--profile-export-file", str(export)],
@@ -208,7 +207,7 @@ class PerfAnalyzer:
                     limit_s=_START_LIMIT_S + _SLOWDOWN_LIMIT * expected_s,
                 )
             finally:
-                _remove_keys()
+                keys.remove()
 
     def _watched(
         self, options: Sequence[str], export: Path, *, limit_s: float
@@ -218,7 +217,9 @@ class PerfAnalyzer:
             contextlib.ExitStack() as opened,
             _process([*self._command, *options], self._tool, log) as process,
         ):
-            blocks = [_Block(path, opened) for path in (_INPUT, _OUTPUT)]
+            blocks = [
+                _Block(keys.FOLDER / name, opened) for name in (keys.INPUT, keys.OUTPUT)
+            ]
             cpu = _watch(process, blocks, limit_s)
             if cpu is None:
                 return None
@@ -302,11 +303,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_SIGNAL_GRACE_S)
     process.wait()
-
-
-def _remove_keys() -> None:
-    for path in (_INPUT, _OUTPUT):
-        path.unlink(missing_ok=True)
 
 
 def _read_export(path: Path) -> tuple[Times, Times]:
