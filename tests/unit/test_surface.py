@@ -27,7 +27,7 @@ ERRORS = sorted(
     ),
     key=lambda cls: cls.__name__,
 )
-OPTIONAL = ("cv2", "jinja2", "matplotlib", "rich", "typer")
+OPTIONAL = ("cv2", "matplotlib", "rich", "typer")
 
 # Runs the code after it in an interpreter that does not find the packages named in its
 # first argument.
