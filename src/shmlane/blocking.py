@@ -197,10 +197,26 @@ class BlockingShell:
         for tensor, nbytes in self._exchange.outgrown(slot, given):
             self._memory.grow(slot, tensor, nbytes)
         if slot.obsolete or any(slot.unregistered()):
-            self.register(slot, channel, deadline)
+            channel = self._register_again(slot, channel, deadline)
         if slot.prepared is None or slot.prepared.given != given:
             self._exchange.prepare(slot, given)
         return channel
+
+    def _register_again(
+        self, slot: Slot, channel: Channel, deadline: Deadline
+    ) -> Channel:
+        """Register over `channel`, or over another if that breaks meanwhile."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                self.register(slot, channel, deadline)
+                return channel
+            except ServerUnreachable:
+                if pause > _LONGEST_PAUSE or deadline.has_passed:
+                    raise
+            time.sleep(pause)
+            pause *= 2
+            channel = slot.channel = self.connect(deadline)
 
     # --- talks ------------------------------------------------------------------------
 

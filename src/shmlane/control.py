@@ -290,7 +290,7 @@ def _unregister_in_use(requests: HttpRequests, name: str) -> Talk[None]:
         reply = yield from ask(requests.unregister(name))
         if reply.is_from_triton and reply.status == 200:
             return
-        if "currently in use" not in server_text(reply):
+        if "in use" not in server_text(reply):
             raise refusal(reply, f"unregistering {name}")
         yield pause
 

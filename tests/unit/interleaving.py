@@ -6,6 +6,7 @@ depend on time: a test goes through every instruction, or every line, one by one
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -80,6 +81,8 @@ class CtrlC:
         self._left = at
         self.was_reached = False
         before = sys.getprofile()
+        # What the collector ends is not the operation's, and drops what is raised.
+        gc.disable()
         sys.setprofile(self._look)
         try:
             operation()
@@ -87,6 +90,7 @@ class CtrlC:
             assert self.was_reached
         finally:
             sys.setprofile(before)
+            gc.enable()
 
     def _look(self, frame: FrameType, event: str, _arg: object) -> None:
         if event != "c_call" and frame.f_code.co_filename.startswith(_PACKAGE):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import socket
 import struct
 import termios
@@ -36,16 +37,23 @@ from tests.unit.scripted import (
 
 OK = http(200)
 FULL = output("Y", (1, 4))
-IN_USE = error(500, "Cannot unregister shared memory region 'r', it is in use.")
+IN_USE = error(500, "Cannot unregister shared memory region 'r', currently in use.")
 GONE = error(404, "Unable to find system shared memory region: 'r'")
 _PATIENCE = 10.0
 
 
 class ControlServer:
-    """Answers control requests, each connection on a pair of sockets of its own."""
+    """Answers control requests, each connection on a pair of sockets of its own.
 
-    def __init__(self) -> None:
+    It says its version, knows every region until it is unregistered, and has `answer`
+    say what it says to unregistering; `asked` are the requests about regions.
+    """
+
+    def __init__(self, version: str = "2.51.0") -> None:
+        self.version = version
+        self.knows_nothing = False
         self.asked: list[str] = []
+        self.gone: set[str] = set()
         self.answer: Callable[[str], bytes] = lambda line: OK
         self.is_away = False
         self.refusals = 0
@@ -64,9 +72,20 @@ class ControlServer:
     def _serve(self, far: socket.socket) -> None:
         with far:
             while data := far.recv(65536):
-                line = Request.read(data).line
-                self.asked.append(line)
-                far.sendall(self.answer(line))
+                far.sendall(self._reply(Request.read(data).line))
+
+    def _reply(self, line: str) -> bytes:
+        if line == "GET /v2":
+            return http(200, json.dumps({"version": self.version}))
+        self.asked.append(line)
+        name = line.split("/")[-2]
+        if line.startswith("GET"):
+            is_gone = self.knows_nothing or name in self.gone
+            return GONE if is_gone else http(200, "[]")
+        answer = self.answer(line)
+        if answer == OK:
+            self.gone.add(name)
+        return answer
 
     def join(self) -> None:
         """Every connection was closed by its client."""

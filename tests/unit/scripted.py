@@ -254,6 +254,9 @@ class Host:
         self.exchange = Exchange(REQUESTS, metadata)
         self.returned: list[Slot] = []
 
+    def _why_unusable(self) -> None:
+        """Nothing about this host keeps a lease from being used."""
+
     def _give_back(self, slot: Slot) -> None:
         slot.epoch += 1
         slot.leased = False

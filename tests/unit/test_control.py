@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from shmlane import control
-from shmlane.control import drain, forget, parse_version, register
+from shmlane.control import Drained, drain, forget, parse_version, register
 from shmlane.errors import (
     AccessRestricted,
     RegionNotVisible,
@@ -27,7 +28,7 @@ from tests.unit.scripted import (
 )
 
 RESTRICTED = error(403, "This API is restricted, expecting header 'K'")
-IN_USE = error(500, "Cannot unregister shared memory region 'r', it is in use.")
+IN_USE = error(500, "Cannot unregister shared memory region 'r', currently in use.")
 GONE = error(404, "Unable to find system shared memory region: 'r'")
 OK = http(200)
 LISTED = http(200, "[]")
@@ -252,59 +253,100 @@ def test_nothing_is_ever_unregistered_for_everybody(live: Slot) -> None:
 # --- draining -------------------------------------------------------------------------
 
 
-def drained(slot: Slot, version: str, *replies: bytes) -> tuple[Script, bool]:
-    script = Script(in_turn(*replies))
-    return script, script.run(drain(REQUESTS, slot, version))
+ASKED_VERSION = "GET /v2"
+
+
+def drained(slot: Slot, version: str, *replies: bytes) -> tuple[Script, Drained]:
+    about = http(200, json.dumps({"version": version}))
+    script = Script(in_turn(about, *replies))
+    return script, script.run(drain(REQUESTS, slot))
 
 
 @pytest.mark.parametrize("version", ["2.49.0", "2.36.0", "1.9.9"])
 def test_old_servers_are_not_asked_and_prove_nothing(live: Slot, version: str) -> None:
     before = names(live)
-    script, proved = drained(live, version)
-    assert not proved
-    assert script.asked == []
+    script, outcome = drained(live, version)
+    assert outcome is Drained.GIVE_UP
+    assert script.lines == [ASKED_VERSION]
     assert names(live) == before
 
 
-@pytest.mark.parametrize("version", ["2.50.0", "2.51.0", "2.52.9"])
-def test_counting_servers_are_asked_until_they_agree(live: Slot, version: str) -> None:
+def test_counting_servers_are_asked_until_they_agree(live: Slot) -> None:
     base, extension = names(live)
-    script, proved = drained(live, version, IN_USE, IN_USE, OK, IN_USE, OK)
-    assert proved
-    assert script.lines == [*unregistering(base) * 3, *unregistering(extension) * 2]
+    replies = [LISTED, IN_USE, IN_USE, OK, GONE, LISTED, IN_USE, OK, GONE]
+    script, outcome = drained(live, "2.51.0", *replies)
+    assert outcome is Drained.PROVED
+    assert script.lines == [
+        ASKED_VERSION,
+        status_of(base),
+        *unregistering(base) * 3,
+        status_of(base),
+        status_of(extension),
+        *unregistering(extension) * 2,
+        status_of(extension),
+    ]
     assert len(script.pauses) == 3
 
 
-@pytest.mark.parametrize("version", ["2.53.0", "2.55.0", "2.73.1", "3.0.0", "unknown"])
+@pytest.mark.parametrize("version", ["2.53.0", "2.73.1", "3.0.0", "unknown"])
 def test_deferring_servers_are_watched_until_the_region_is_gone(
     live: Slot, version: str
 ) -> None:
     base, extension = names(live)
-    script, proved = drained(
-        live, version, OK, LISTED, LISTED, GONE, OK, error(400, "no such region")
-    )
-    assert proved
+    replies = [LISTED, OK, LISTED, LISTED, GONE, LISTED, OK, GONE]
+    script, outcome = drained(live, version, *replies)
+    assert outcome is Drained.PROVED
     assert script.lines == [
+        ASKED_VERSION,
+        status_of(base),
         *unregistering(base),
         *[status_of(base)] * 3,
+        status_of(extension),
         *unregistering(extension),
         status_of(extension),
     ]
     assert len(script.pauses) == 2
 
 
-def test_a_gateway_that_finds_nothing_proves_nothing(live: Slot) -> None:
-    lost = http(404, "<html>default backend</html>")
-    script, proved = drained(live, "2.55.0", OK, lost, GONE, OK, lost, lost, GONE)
-    assert proved
-    assert len(script.pauses) == 3
+def test_a_server_that_never_knew_the_slot_proves_nothing(live: Slot) -> None:
+    base, extension = names(live)
+    script, outcome = drained(live, "2.51.0", GONE, GONE)
+    assert outcome is Drained.MOVE
+    assert script.lines == [ASKED_VERSION, status_of(base), status_of(extension)]
+    assert set(names(live)).isdisjoint({base, extension})
+    # Another server may know them: they are taken back when one is talked to again.
+    assert live.obsolete == [base, extension]
 
 
-@pytest.mark.parametrize("version", ["2.51.0", "2.55.0"])
-def test_a_drained_slot_gets_new_names(live: Slot, version: str) -> None:
+def test_one_registration_that_the_server_does_not_know_is_enough(live: Slot) -> None:
+    _, outcome = drained(live, "2.51.0", LISTED, OK, GONE, GONE)
+    assert outcome is Drained.MOVE
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        http(404, "<html>default backend</html>"),
+        http(404, json.dumps({"error": "not found"})),
+        error(404, "Unable to find system shared memory region: 'r'", Via="1.1 proxy"),
+        RESTRICTED,
+    ],
+)
+def test_a_gateway_that_finds_nothing_proves_nothing(live: Slot, reply: bytes) -> None:
     before = names(live)
-    replies = [OK, OK] if version == "2.51.0" else [OK, GONE] * 2
-    drained(live, version, *replies)
+    with pytest.raises(ServerError):
+        drained(live, "2.55.0", LISTED, OK, reply)
+    assert names(live) == before
+
+
+def test_a_refusal_to_unregister_ends_the_drain(live: Slot) -> None:
+    with pytest.raises(AccessRestricted):
+        drained(live, "2.51.0", LISTED, RESTRICTED)
+
+
+def test_a_drained_slot_gets_new_names(live: Slot) -> None:
+    before = names(live)
+    drained(live, "2.51.0", *[LISTED, OK, GONE] * 2)
     assert set(names(live)).isdisjoint(before)
     assert list(live.unregistered()) == live.registrations
     assert live.obsolete == []
@@ -312,12 +354,13 @@ def test_a_drained_slot_gets_new_names(live: Slot, version: str) -> None:
 
 def test_draining_does_not_forget_names_that_it_did_not_drain(live: Slot) -> None:
     live.obsolete = ["doubtful"]
-    drained(live, "2.51.0", OK, OK)
+    drained(live, "2.51.0", *[LISTED, OK, GONE] * 2)
     assert live.obsolete == ["doubtful"]
 
 
 def test_pauses_grow_to_a_limit(live: Slot) -> None:
-    script, _ = drained(live, "2.51.0", *[IN_USE] * 12, OK, OK)
+    replies = [LISTED, *[IN_USE] * 12, OK, GONE, GONE]
+    script, _ = drained(live, "2.51.0", *replies)
     assert script.pauses == sorted(script.pauses)
     assert 0 < script.pauses[0] < 0.01
     assert script.pauses[-2:] == [0.25, 0.25]

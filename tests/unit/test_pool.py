@@ -242,15 +242,22 @@ def test_a_closed_pool_hands_out_nothing() -> None:
     pool.close()
 
 
-def test_a_slot_that_comes_back_to_a_closed_pool_is_closed() -> None:
-    pool = Pool(1)
-    (slot,) = pool.all()
-    kept = input_of(slot)
-    kept[...] = 5
+def test_a_closed_pool_gives_up_each_slot_once_also_those_that_come_back() -> None:
+    pool = Pool(4)
+    out, pinned, watched, _ = pool.all()
+    views = [input_of(slot) for slot in (out, pinned, watched)]
+    pool.release(watched)
+    pool.acquire(0)
+    pool.release(pinned)
     pool.close()
-    pool.release(slot)
-    assert slot.inputs["X"].root is None
-    assert kept.tolist() == [[5] * 4]
+    given_up = pool.take_all()
+    assert {watched, pinned} <= set(given_up)
+    assert out not in given_up
+    pool.release(out)
+    assert pool.take_all() == [out]
+    assert pool.take_all() == []
+    views.clear()
+    assert pool.take_all() == []
     with pytest.raises(PoolClosed):
         pool.acquire(0)
 

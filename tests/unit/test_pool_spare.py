@@ -66,8 +66,9 @@ def test_spare_slots_are_asked_for_again_when_there_was_no_room() -> None:
     views = pinned(pool, 1)
     pool.spare.has_room = False
     for _ in range(2):
-        with pytest.raises(OutOfSharedMemory):
+        with pytest.raises(LeaseTimeout) as caught:
             pool.acquire(0)
+        assert isinstance(caught.value.__cause__, OutOfSharedMemory)
     pool.spare.has_room = True
     slot = pool.acquire(0)
     assert (pool.spare.calls, pool.spare_slots) == (3, 1)

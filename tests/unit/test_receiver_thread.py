@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import os
 import random
 import socket
@@ -129,13 +130,14 @@ def test_stopping_ends_the_thread_and_closes_what_is_its_own(
     desk: Desk, control_server: ControlServer
 ) -> None:
     (late,), (lost,) = desk.late(), desk.lost()
+    gc.collect()
     before = open_descriptors()
     control_server.answer = lambda line: IN_USE
     desk.watch(late, lost)
     eventually(lambda: control_server.asked)
     desk.receiver.stop()
     desk.is_idle()
-    eventually(lambda: open_descriptors() == before, "its descriptors are closed")
+    eventually(lambda: open_descriptors() <= before, "its descriptors are closed")
     assert desk.returned == []
     assert late.label is Label.LATE
     assert lost.label is Label.LOST
@@ -183,9 +185,9 @@ def test_a_thread_that_cannot_be_started_is_tried_again_with_the_next_slot(
 
     with monkeypatch.context() as patch:
         patch.setattr(_thread, "start_new_thread", refuse)
-        with pytest.raises(RuntimeError, match="can't start"):
-            desk.watch(first)
+        desk.watch(first)
     assert desk.returned == []
+    desk.receiver.nudge()
     desk.watch(second)
     desk.came_back(first, second)
 

@@ -346,6 +346,22 @@ def test_closing_is_no_error_when_the_file_is_gone_already(region: Region) -> No
     region.close()
 
 
+def test_a_region_that_is_left_keeps_its_name_and_nothing_else(path: Path) -> None:
+    with leaving_nothing():
+        region = Region(PAGE_BYTES, header=HEADER)
+        region.leave()
+        assert not is_alive(path)
+        assert path.read_bytes().startswith(HEADER)
+        assert repr(region).endswith("closed>")
+        with pytest.raises(RegionError, match="is closed"):
+            region.array(0, 1)
+        region.close()
+        del region
+        gc.collect()
+        assert path.exists()
+    path.unlink()
+
+
 def test_a_region_nobody_refers_to_takes_everything_with_it() -> None:
     with leaving_nothing():
         region = Region(PAGE_BYTES, header=HEADER)

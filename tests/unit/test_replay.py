@@ -44,7 +44,7 @@ def test_a_lost_request_is_sent_again_through_a_few_closed_connections(
     server: ScriptedServer, session: Session
 ) -> None:
     server.script(Close())
-    server.script(*[Close()] * 3, path="/unregister")
+    server.script(*[Close()] * 3, path="/status")
     assert ask(session, 3) == 3
 
 
@@ -53,7 +53,7 @@ def test_a_server_that_closes_every_connection_is_not_stormed(
 ) -> None:
     # As Triton does from SIGTERM on, and a proxy without a server.
     server.script(Close())
-    server.script(*[Close()] * 1000, path="/unregister")
+    server.script(*[Close()] * 1000, path="/status")
     before = session.stats().connections
     with pytest.raises(RequestLost):
         ask(session, 3)
