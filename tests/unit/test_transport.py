@@ -3,86 +3,51 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from typing import TypeVar
 
 import pytest
 
-from shmlane.errors import (
-    InferTimeout,
-    ProtocolError,
-    RequestLost,
-    ServerUnreachable,
-)
+from shmlane.errors import InferTimeout, ProtocolError, RequestLost
 from shmlane.timing import Deadline
-from shmlane.transport import Endpoint, HttpConnection
+from shmlane.transport import HttpConnection
 from tests.polling import eventually
+from tests.unit.loopback import (
+    LONG,
+    REPLY,
+    REQUEST,
+    SHORT,
+    Wire,
+    connected,
+    during,
+    readable,
+    reset,
+)
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs poll and Unix")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs poll")
 
-T = TypeVar("T")
-REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 CLOSING = REPLY.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n")
-REQUEST = b"GET /v2 HTTP/1.1\r\n\r\n"
-LONG = 30.0
-SHORT = 0.02
 
 
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield listener
+def wire() -> Iterator[Wire]:
+    with connected() as wire:
+        yield wire
 
 
 @pytest.fixture
-def endpoint(listener: socket.socket) -> Endpoint:
-    return Endpoint.parse(f"127.0.0.1:{listener.getsockname()[1]}")
+def connection(wire: Wire) -> HttpConnection:
+    return wire.connection
 
 
 @pytest.fixture
-def connection(endpoint: Endpoint) -> Iterator[HttpConnection]:
-    with closing(HttpConnection.open(endpoint, Deadline(LONG))) as connection:
-        yield connection
-
-
-@pytest.fixture
-def peer(
-    listener: socket.socket, connection: HttpConnection
-) -> Iterator[socket.socket]:
+def peer(wire: Wire) -> socket.socket:
     """The server's end of the connection."""
-    assert connection.is_open
-    accepted, _ = listener.accept()
-    with accepted:
-        yield accepted
-
-
-def reset(peer: socket.socket) -> None:
-    """End a connection the hard way, which the other side learns as an error."""
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    peer.close()
-
-
-def readable(connection: HttpConnection) -> bool:
-    """Whether something has arrived; what was sent may take its time even here."""
-    return bool(select.select([connection], [], [], LONG)[0])
-
-
-def during(action: Callable[[], T], other: Callable[[], object]) -> T:
-    """`action` while another thread does `other`."""
-    thread = threading.Thread(target=other)
-    thread.start()
-    try:
-        return action()
-    finally:
-        thread.join()
+    return wire.peer
 
 
 # --- sending --------------------------------------------------------------------------
@@ -273,97 +238,6 @@ def test_what_is_no_reply_closes_the_connection(
 ) -> None:
     with pytest.raises(ProtocolError):
         connection.feed(data)
-    assert not connection.is_open
-
-
-# --- control calls --------------------------------------------------------------------
-
-
-def test_a_call_sends_and_reads_the_reply(
-    connection: HttpConnection, peer: socket.socket
-) -> None:
-    peer.send(REPLY)
-    assert connection.call(REQUEST, Deadline(LONG)).status == 200
-    assert peer.recv(100) == REQUEST
-    assert connection.is_open
-
-
-@pytest.mark.parametrize("sent", [b"", REPLY[:9]])
-def test_a_call_without_a_whole_answer_in_time_closes(
-    connection: HttpConnection, peer: socket.socket, sent: bytes
-) -> None:
-    peer.send(sent)
-    with pytest.raises(ServerUnreachable, match=r"did not answer .* within 0\.02 s"):
-        connection.call(REQUEST, Deadline(SHORT))
-    assert not connection.is_open
-    # The server learns it too: no late reply finds a reader.
-    assert peer.recv(100) == REQUEST
-    assert peer.recv(100) == b""
-
-
-@pytest.mark.parametrize("end", [socket.socket.close, reset])
-def test_a_call_on_a_broken_connection_is_unreachable(
-    connection: HttpConnection,
-    peer: socket.socket,
-    end: Callable[[socket.socket], None],
-) -> None:
-    end(peer)
-    assert readable(connection)
-    with pytest.raises(ServerUnreachable, match=r"127\.0\.0\.1:\d+ did not answer GET"):
-        connection.call(REQUEST, Deadline(LONG))
-    assert not connection.is_open
-
-
-def test_a_call_answered_with_garbage_closes(
-    connection: HttpConnection, peer: socket.socket
-) -> None:
-    peer.send(b"garbage\r\n\r\n")
-    with pytest.raises(ProtocolError):
-        connection.call(REQUEST, Deadline(LONG))
-    assert not connection.is_open
-
-
-@pytest.mark.parametrize("status", [408, 499, 502, 504])
-def test_a_call_that_something_in_between_answers_closes(
-    connection: HttpConnection, peer: socket.socket, status: int
-) -> None:
-    # Triton's own answer may still come, and would be taken for that to the next call.
-    peer.send(b"HTTP/1.1 %d Words\r\nContent-Length: 0\r\n\r\n" % status)
-    with pytest.raises(ServerUnreachable, match=f"in its place .status {status}"):
-        connection.call(REQUEST, Deadline(LONG))
-    assert not connection.is_open
-
-
-@pytest.mark.parametrize("status", [408, 499, 502, 504])
-def test_a_call_that_something_in_between_answered_closes(
-    connection: HttpConnection, peer: socket.socket, status: int
-) -> None:
-    peer.send(REPLY.replace(b"200", b"%d" % status))
-    with pytest.raises(ServerUnreachable, match=f"in its place .status {status}"):
-        connection.call(REQUEST, Deadline(LONG))
-    assert not connection.is_open
-
-
-@pytest.mark.parametrize("status", [400, 403, 404, 500, 501, 503])
-def test_a_call_that_the_server_refused_is_answered(
-    connection: HttpConnection, peer: socket.socket, status: int
-) -> None:
-    peer.send(REPLY.replace(b"200", b"%d" % status))
-    assert connection.call(REQUEST, Deadline(LONG)).status == status
-    assert connection.is_open
-
-
-def test_ctrl_c_in_a_call_closes_so_that_its_reply_meets_nobody(
-    connection: HttpConnection, peer: socket.socket
-) -> None:
-    main = threading.get_ident()
-
-    def press_ctrl_c() -> None:
-        assert peer.recv(100) == REQUEST
-        signal.pthread_kill(main, signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        during(lambda: connection.call(REQUEST, Deadline(None)), press_ctrl_c)
     assert not connection.is_open
 
 
