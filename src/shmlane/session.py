@@ -255,16 +255,21 @@ class Session:
             self._receiver.stop()
             self._take_back()
 
-    def _take_back(self) -> None:
+    def _take_back(self, *, at_exit: bool = False) -> None:
         """Unregister and remove what nobody uses any more of a closed session.
 
-        Slots that a lease still holds are left to whoever gives them back. A server
+        Slots that a lease still holds are left to whoever gives them back, which no
+        thread that waits for a reply does any more when the interpreter ends. A server
         that may still know of a region keeps it, and nobody could tell any more whose
         it was: then the files stay as if this process had died, for the next session or
         `clean` to end both.
         """
         with self._closing:
-            held = [s for s in self._remains if s.server_hold and not s.leased]
+            held = [
+                slot
+                for slot in self._remains
+                if slot.server_hold and (at_exit or not slot.leased)
+            ]
             slots = [*self._pool.take_all(), *held]
             if not self._shell.unregister(slots):
                 self._is_known = True
@@ -489,6 +494,8 @@ def _close_at_exit() -> None:
         # One that cannot be closed is no reason to leave the others open.
         with contextlib.suppress(Exception):
             session.close(wait=False)
+            if session._remains:
+                session._take_back(at_exit=True)
 
 
 def _disown_in_child() -> None:
