@@ -127,10 +127,17 @@ def stopped(server: TritonServer) -> Iterator[None]:
     """The server does not run, as on a machine that is overloaded."""
     os.kill(server.pid, signal.SIGSTOP)
     try:
+        eventually(lambda: _is_stopped(server.pid), "the server stands still")
         yield
     finally:
         if server.is_alive:
             os.kill(server.pid, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether every thread of a process has come to its stop."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
 @contextlib.contextmanager

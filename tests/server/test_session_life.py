@@ -18,6 +18,7 @@ from shmlane import (
     SessionStats,
 )
 from shmlane.server import TritonServer
+from tests.polling import eventually
 from tests.sessions import all_free, frame, region_files, registered, sink
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -180,8 +181,9 @@ def test_requests_leave_no_memory_and_no_descriptors(server: TritonServer) -> No
         use(session, 10_000)
         after = tracemalloc.take_snapshot(), descriptors(os.getpid())
         tracemalloc.stop()
-        assert descriptors(server.pid) == held
         assert after[1] == before[1]
+        # The server closes what it has closed to others in its own time.
+        eventually(lambda: descriptors(server.pid) <= held, "it holds no more")
         grown = after[0].compare_to(before[0], "filename")
         ours = [each for each in grown if "shmlane" in each.traceback[0].filename]
         assert sum(each.size_diff for each in ours) < 4096
@@ -207,4 +209,4 @@ def test_sessions_come_and_go_without_descriptors_left(server: TritonServer) -> 
         with Session(server.http_url, "sink", slots=2) as session:
             assert sink(session, value, size=2000) == value
     assert descriptors(os.getpid()) == mine
-    assert descriptors(server.pid) <= servers + 2
+    eventually(lambda: descriptors(server.pid) <= servers, "it holds no more")
