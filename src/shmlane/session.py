@@ -238,7 +238,6 @@ class Session:
         """
         with self._opening:
             if self._state is _State.OPEN:
-                self._last_stats = self.stats()
                 self._remains = set(self._pool.slots)
             if self._state is not _State.FORKED:
                 self._state = _State.CLOSED
@@ -270,6 +269,7 @@ class Session:
                 for slot in self._remains
                 if slot.server_hold and (at_exit or not slot.leased)
             ]
+            self._last_stats = self._collect_stats()
             slots = [*self._pool.take_all(), *held]
             if not self._shell.unregister(slots):
                 self._is_known = True
@@ -398,9 +398,15 @@ class Session:
         lease.infer()
 
     def stats(self) -> SessionStats:
-        """Counters since the session was opened, and the slots as they are now."""
-        if self._state is not _State.OPEN:
-            return self._last_stats
+        """Counters since the session was opened, and the slots as they are now.
+
+        After `close`: as they were when the last of it was taken back.
+        """
+        if self._state is _State.OPEN or self._remains:
+            return self._collect_stats()
+        return self._last_stats
+
+    def _collect_stats(self) -> SessionStats:
         return SessionStats.collect(
             self._pool,
             self._memory,
@@ -425,6 +431,8 @@ class Session:
             self._take_back()
 
     def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
+        if self._state is not _State.OPEN:
+            raise self._unusable()
         self._memory.grow(slot, tensor, nbytes)
 
     # --- state ------------------------------------------------------------------------

@@ -325,8 +325,10 @@ def test_no_room_for_spare_slots_is_said(server: TritonServer) -> None:
     )
     with session:
         held = hold_output(session, 1)
-        with pytest.raises(OutOfSharedMemory, match="its limit is 8192"):
+        with pytest.raises(LeaseTimeout, match="1 pinned") as caught:
             session.lease(timeout=0.1)
+        assert isinstance(caught.value.__cause__, OutOfSharedMemory)
+        assert "its limit is 8192" in str(caught.value.__cause__)
         assert held == [1]
         del held
         assert sink(session, 2) == 2
