@@ -123,6 +123,14 @@ def test_a_receive_waits_as_long_as_it_was_told_each_time(
     assert during(lambda: connection.receive(None), late.run) == REPLY
 
 
+@pytest.mark.parametrize("timeout", [3e6, 1e9, threading.TIMEOUT_MAX])
+def test_a_limit_of_many_days_is_a_limit_like_any_other(
+    connection: HttpConnection, peer: socket.socket, timeout: float
+) -> None:
+    peer.send(REPLY)
+    assert connection.receive(timeout) == REPLY
+
+
 def test_signals_do_not_put_off_the_end_of_a_wait(connection: HttpConnection) -> None:
     main, given_up, in_vain = threading.get_ident(), threading.Event(), []
 
