@@ -214,6 +214,31 @@ def test_a_name_that_nobody_knows_is_unreachable() -> None:
         HttpConnection.open(Endpoint.parse("host.invalid:1"), Deadline(SHORT))
 
 
+def test_an_address_is_deserted_only_where_nobody_can_be(tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    at_path = Endpoint.parse(f"unix://{path}")
+    assert at_path.is_deserted(LONG)
+    with socket.socket(socket.AF_UNIX) as unix, socket.socket() as tcp:
+        tcp.bind(("127.0.0.1", 0))
+        at_port = Endpoint.parse(f"127.0.0.1:{tcp.getsockname()[1]}")
+        unix.bind(str(path))
+        assert at_path.is_deserted(LONG)
+        assert at_port.is_deserted(LONG)
+        unix.listen()
+        tcp.listen()
+        assert not at_path.is_deserted(LONG)
+        assert not at_port.is_deserted(LONG)
+    assert at_path.is_deserted(LONG)
+    assert at_port.is_deserted(LONG)
+
+
+def test_an_address_that_cannot_be_asked_is_not_called_deserted(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    assert not Endpoint.parse(f"unix://{tmp_path}/file/http.sock").is_deserted(LONG)
+
+
 def test_a_failed_attempt_leaves_no_descriptor(tmp_path: Path) -> None:
     for url in (f"unix://{tmp_path}/none", f"unix://{tmp_path}"):
         before = os.listdir("/proc/self/fd")

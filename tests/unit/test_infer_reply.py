@@ -211,6 +211,8 @@ REFUSED: dict[str, HttpReply] = {
     "output without name": inference(answer({"datatype": "FP32", "shape": []})),
     "output without datatype": inference(answer({"name": "y", "shape": []})),
     "output without shape": inference(answer({"name": "y", "datatype": "FP32"})),
+    "output as JSON text": inference(answer(output(data=[1.0, 2.0]))),
+    "output as no text": inference(answer(output(data=None))),
     "output named twice": inference(answer(output("y"), output("y", [2]))),
     "shape a number": inference(answer(output(shape=2))),
     "shape a string": inference(answer(output(shape="12"))),
