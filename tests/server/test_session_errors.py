@@ -190,23 +190,24 @@ def test_a_missing_version_is_told_with_those_there_are(server: TritonServer) ->
         Session(server.http_url, "sink", version="7").open(wait=0.1)
 
 
+MISTAKES: list[tuple[dict[str, Any], type[UsageError], str]] = [
+    ({"slots": 0}, UsageError, "slots=0"),
+    ({"slots": -3}, UsageError, "slots=-3"),
+    ({"slots": 1.5}, UsageError, "slots=1.5"),
+    ({"slots": "4"}, UsageError, "slots='4'"),
+    ({"version": "1/infer"}, UsageError, "model version '1/infer'"),
+    ({"shapes": {"IN": (1, 1, 1, 1)}}, UnknownTensor, "no input 'IN'"),
+    ({"shapes": {"INPUT__0": (3, 4)}}, TensorMismatch, r"the model allows"),
+    ({"shapes": {"INPUT__0": (1, 1, 1, -1)}}, TensorMismatch, "the model allows"),
+    ({"outputs": ["OUT"]}, UnknownTensor, "no output 'OUT'.*'OUTPUT__0'"),
+    ({"outputs": []}, UsageError, "at least one output"),
+    ({"outputs": "OUTPUT__0"}, UsageError, "one string"),
+    ({"outputs": {"OUTPUT__0": (2,)}}, TensorMismatch, "the model allows"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"slots": 0}, UsageError, "slots=0"),
-        ({"slots": -3}, UsageError, "slots=-3"),
-        ({"slots": 1.5}, UsageError, "slots=1.5"),
-        ({"slots": "4"}, UsageError, "slots='4'"),
-        ({"version": "1/infer"}, UsageError, "model version '1/infer'"),
-        ({"shapes": {"IN": (1, 1, 1, 1)}}, UnknownTensor, "no input 'IN'"),
-        ({"shapes": {"INPUT__0": (3, 4)}}, TensorMismatch, r"the model allows"),
-        ({"shapes": {"INPUT__0": (1, 1, 1, -1)}}, TensorMismatch, "the model allows"),
-        ({"outputs": ["OUT"]}, UnknownTensor, "no output 'OUT'.*'OUTPUT__0'"),
-        ({"outputs": []}, UsageError, "at least one output"),
-        ({"outputs": "OUTPUT__0"}, UsageError, "one string"),
-        ({"outputs": {"OUTPUT__0": (2,)}}, TensorMismatch, "the model allows"),
-    ],
-    ids=str,
+    ("arguments", "error", "message"), MISTAKES, ids=[str(row[0]) for row in MISTAKES]
 )
 def test_arguments_that_cannot_work_are_refused(
     server: TritonServer,
