@@ -10,7 +10,6 @@ import argparse
 import secrets
 import sys
 
-from shmlane.server import TritonServer
 from tests.chaos.conductor import run, say
 from tests.chaos.handle import ChaosFailure
 
@@ -22,7 +21,7 @@ def main() -> int:
     options = parser.parse_args()
     say(f"chaos for {options.seconds:g} s; to repeat it: --seed {options.seed}")
     try:
-        done = run(seconds=options.seconds, seed=options.seed, server=TritonServer())
+        done = run(seconds=options.seconds, seed=options.seed)
     except ChaosFailure as failure:
         say(f"FAILED with seed {options.seed}: {failure}")
         return 1

@@ -11,7 +11,6 @@ import random
 
 import pytest
 
-from shmlane.server import TritonServer
 from tests.chaos.conductor import run, say
 
 SECONDS = float(os.environ.get("SHMLANE_CHAOS_SECONDS", "45"))
@@ -23,6 +22,6 @@ SECONDS = float(os.environ.get("SHMLANE_CHAOS_SECONDS", "45"))
 def test_no_fault_gives_anyone_a_wrong_value_or_keeps_anything() -> None:
     seed = os.environ.get("SHMLANE_CHAOS_SEED") or f"{random.getrandbits(32):08x}"
     say(f"chaos with SHMLANE_CHAOS_SEED={seed}")
-    done = run(seconds=SECONDS, seed=seed, server=TritonServer())
+    done = run(seconds=SECONDS, seed=seed)
     say(str(done))
     assert done.complaints() == [], f"seed {seed}\n{done}"
