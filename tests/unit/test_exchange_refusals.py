@@ -151,6 +151,19 @@ def test_a_lost_region_in_the_words_of_the_model_is_a_failure() -> None:
     assert type(failure) is InferFailed
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[request id: 0] the model broke",
+        "[request id: 0] Unable to find shared memory region: 'r'",
+    ],
+)
+def test_an_error_of_another_request_is_not_believed(text: str) -> None:
+    slot, failure = refused(error(500, text))
+    assert type(failure) is ProtocolError
+    assert is_held(slot)
+
+
 # --- replies of somebody else ---------------------------------------------------------
 
 

@@ -286,6 +286,38 @@ def test_new_names_leave_the_old_ones_to_be_taken_back(
     assert {each.name for each in slot.registrations}.isdisjoint(before)
 
 
+def test_a_slot_is_forgotten_when_the_server_knows_and_holds_nothing_of_it(
+    memory_of_open: SessionMemory,
+) -> None:
+    (slot,) = memory_of_open.make_slots(1)
+    assert slot.is_forgotten
+    slot.registrations[0].is_live = True
+    assert not slot.is_forgotten
+    slot.renew_registrations()
+    assert not slot.is_forgotten
+    slot.obsolete.clear()
+    assert slot.is_forgotten
+    slot.server_hold = True
+    assert not slot.is_forgotten
+    slot.server_hold = False
+
+
+def test_outputs_move_out_of_reach_and_inputs_stay(
+    memory_of_open: SessionMemory,
+) -> None:
+    (slot,) = map(filled, memory_of_open.make_slots(1))
+    before = {tensor: tensor.registration for tensor in slot.tensors}
+    kept = view_of(slot.outputs["Y"])
+    memory_of_open.move_outputs(slot)
+    x, y = slot.inputs["X"], slot.outputs["Y"]
+    assert x.registration is before[x]
+    assert y.registration is not before[y]
+    kept[...] = 9
+    assert 9 not in y.array
+    assert memory_of_open.growths == 0
+    assert is_consistent(slot)
+
+
 # --- the record and the end -----------------------------------------------------------
 
 
