@@ -23,7 +23,7 @@ from .errors import (
 from .exchange import Answer, Exchange, Verdict
 from .memory import SessionMemory
 from .slots import Channel, Slot
-from .timing import Deadline, Timeouts
+from .timing import Deadline, Timeouts, in_seconds
 from .transport import Connection, Endpoint, HttpConnection
 from .wire import HttpRequests
 
@@ -186,7 +186,7 @@ class BlockingShell:
             raise PoolClosed("the session was closed meanwhile; nothing was sent.")
         if deadline.has_passed:
             raise InferTimeout(
-                f"no time was left of {deadline.limit:.3g} s; nothing was sent.",
+                f"no time was left of {in_seconds(deadline.limit)}; nothing was sent.",
                 timeout=deadline.limit,
             )
         channel = slot.channel

@@ -314,7 +314,10 @@ class SlotLayout:
         tensors: list[TensorPlan] = []
         offset = 0
         for spec, is_input, default in [
-            *((s, True, _input_default(s, given)) for s in metadata.inputs.values()),
+            *(
+                (s, True, _largest_input(s, given, batch))
+                for s in metadata.inputs.values()
+            ),
             *((s, False, d) for s, d in _chosen_outputs(metadata, outputs, batch)),
         ]:
             capacity = 0 if default is None else spec.nbytes(default)
@@ -348,12 +351,14 @@ def _declared(
     }
 
 
-def _input_default(spec: TensorSpec, declared: Mapping[str, Shape]) -> Shape | None:
+def _largest_input(
+    spec: TensorSpec, declared: Mapping[str, Shape], batch: int
+) -> Shape | None:
     if spec.name in declared:
         return declared[spec.name]
     if spec.is_fixed:
         return spec.shape
-    return (1, *spec.shape[1:]) if spec.is_fixed_but_for_batch else None
+    return (batch, *spec.shape[1:]) if spec.is_fixed_but_for_batch else None
 
 
 def _chosen_outputs(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .errors import LeaseTimeout, PoolClosed, RegionError
 from .slots import COUNTS_ARE_EXACT, Label, RootWatch, Slot
-from .timing import Deadline
+from .timing import Deadline, in_seconds
 
 Spare = Callable[[], Sequence[Slot]]
 
@@ -338,7 +338,7 @@ class SlotPool:
         counts = {label: n for label, n in self.counts().items() if n}
         state = ", ".join(f"{n} {label.value}" for label, n in counts.items())
         return LeaseTimeout(
-            f"no slot became free within {timeout:.3g} s; slots: {state}.",
+            f"no slot became free within {in_seconds(timeout)}; slots: {state}.",
             hint=_advice(counts),
             slots=len(self.slots),
             counts={label.value: n for label, n in counts.items()},

@@ -90,6 +90,11 @@ class Receiver:
         self._stopping = True
         self._wake_up()
 
+    def join(self, timeout: float) -> None:
+        """After `stop`: wait until the thread gives no slot back any more."""
+        if self._running.acquire(timeout=timeout):
+            self._running.release()
+
     def _wake_up(self) -> None:
         wake = self._wake
         if wake is not None:

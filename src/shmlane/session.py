@@ -47,6 +47,7 @@ from .wire import HttpRequests
 
 _OPEN_PAUSE = 0.05
 _CLOSE_PAUSE = 0.002
+_JOIN_LIMIT = 5.0
 _CLEAN_LIMIT = 0.5
 
 
@@ -252,6 +253,9 @@ class Session:
                 self._wait_for({Label.LOST}, self._timeouts.connect)
         finally:
             self._receiver.stop()
+            if wait:
+                # It may have seen a reply and not given the slot back yet.
+                self._receiver.join(_JOIN_LIMIT)
             self._take_back()
 
     def _take_back(self, *, at_exit: bool = False) -> None:

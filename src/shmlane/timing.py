@@ -58,6 +58,11 @@ def check_timeout(value: float | None, name: str = "timeout") -> float | None:
     return value
 
 
+def in_seconds(limit: float | None) -> str:
+    """A limit as people read it."""
+    return "no limit" if limit is None else f"{round(limit, 3):g} s"
+
+
 class Deadline:
     """A point in time that one call must not pass, whatever it waits for."""
 

@@ -27,7 +27,7 @@ from .errors import (
     ServerUnreachable,
     UsageError,
 )
-from .timing import Deadline
+from .timing import Deadline, in_seconds
 from .wire import FOREIGN_STATUS, HttpReply, ReplyParser
 
 _RECEIVE_BYTES = 64 << 10
@@ -265,7 +265,11 @@ class HttpConnection:
             reply = self.finish(self.receive(deadline.remaining), deadline)
         except (OSError, InferTimeout, RequestLost) as error:
             self.close()
-            limit = "" if deadline.limit is None else f" within {deadline.limit:.3g} s"
+            limit = (
+                ""
+                if deadline.limit is None
+                else f" within {in_seconds(deadline.limit)}"
+            )
             asked = request.split(b" HTTP/1.1", 1)[0].decode("latin-1")
             raise ServerUnreachable(
                 f"{self._address or 'the server'} did not answer {asked}{limit}.",
@@ -315,7 +319,7 @@ def _never_quiet(_limit: float | None) -> object:
 
 def _timed_out(timeout: float | None) -> InferTimeout:
     return InferTimeout(
-        f"no complete reply came within {timeout:.3g} s of waiting.",
+        f"no complete reply came within {in_seconds(timeout)} of waiting.",
         hint="The slot stays set aside until the reply comes: to try again, release"
         " this lease and take another. Raise the timeout, or look at the server's"
         " queue.",
@@ -330,7 +334,7 @@ def _unreachable(
     if error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "This process has no descriptor left: see ulimit -n, or use fewer slots."
     return ServerUnreachable(
-        f"could not connect to {endpoint.address} within {deadline.limit:.3g} s:"
+        f"could not connect to {endpoint.address} within {in_seconds(deadline.limit)}:"
         f" {error.strerror or error}.",
         hint=hint,
         url=endpoint.url,

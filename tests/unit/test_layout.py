@@ -487,3 +487,13 @@ def test_a_likely_mistake_in_a_shape_is_named(given: Any, advice: str) -> None:
     with pytest.raises(TensorMismatch) as caught:
         spec.check_shape(given)
     assert advice in caught.value.hint
+
+
+def test_undeclared_inputs_of_a_batch_follow_the_declared_one() -> None:
+    inputs = {
+        name: TensorSpec(name, "FP32", (-1, 4), max_batch=8) for name in ("a", "b")
+    }
+    outputs = {"y": TensorSpec("y", "FP32", (-1, 2), max_batch=8)}
+    metadata = ModelMetadata("m", ("1",), "", inputs, outputs, 8, "2.51.0")
+    plan = SlotLayout.plan(metadata, shapes={"a": (3, 4)})
+    assert [each.default for each in plan.tensors] == [(3, 4), (3, 4), (3, 2)]

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shmlane import RequestLost, ServerUnreachable, Session, Timeouts
+from shmlane import InferTimeout, RequestLost, ServerUnreachable, Session, Timeouts
 from shmlane.inventory import list_regions
+from shmlane.slots import Slot
 from shmlane.testing import Close, Delay, ScriptedServer, sink_model
 from tests.polling import eventually
 from tests.unit.scripted import SMALL
@@ -125,6 +126,30 @@ def test_files_go_at_once_where_no_server_is(server: ScriptedServer) -> None:
         server.stop()
     assert not files_of(server)
     server.start()
+
+
+def test_nothing_stays_of_a_slot_that_comes_back_as_the_session_closes(
+    server: ScriptedServer, go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_at(server).open()
+    closing = threading.Thread(target=session.close)
+    give_back = session._receiver._give_back
+
+    def give_back_late(slot: Slot) -> None:
+        # The slot looks free, and closing must wait for it all the same.
+        closing.start()
+        closing.join(0.3)
+        give_back(slot)
+
+    monkeypatch.setattr(session._receiver, "_give_back", give_back_late)
+    server.script(Delay(go))
+    with pytest.raises(InferTimeout):
+        ask(session)
+    go.set()
+    eventually(lambda: closing.ident is not None, "the late reply has come")
+    closing.join()
+    assert not files_of(server)
+    assert not server.regions
 
 
 def test_views_of_a_session_that_left_its_files_stay_valid(
