@@ -6,13 +6,21 @@ is drawn from that of the whole test run, which is printed in its header.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from shmlane.inventory import clean_up
 from tests.chaos.conductor import run, say
+from tests.machine import children, is_running
+from tests.polling import eventually
 
+ROOT = Path(__file__).parents[2]
 SECONDS = float(os.environ.get("SHMLANE_CHAOS_SECONDS", "45"))
 
 
@@ -25,3 +33,32 @@ def test_no_fault_gives_anyone_a_wrong_value_or_keeps_anything() -> None:
     done = run(seconds=SECONDS, seed=seed)
     say(str(done))
     assert done.complaints() == [], f"seed {seed}\n{done}"
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes that a process started, and those that they did."""
+    found: set[int] = set()
+    # It may end in between.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        found.update(children(pid))
+    return found.union(*map(descendants, found))
+
+
+@pytest.mark.usefixtures("no_leftovers")
+def test_no_process_outlives_a_conductor_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.chaos", "--seconds", "60"],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    ) as conductor:
+        # A keeper, its server and three clients.
+        started = eventually(
+            lambda: len(found := descendants(conductor.pid)) >= 5 and found,
+            "a server and clients run",
+            timeout=60,
+        )
+        conductor.kill()
+    assert started
+    eventually(lambda: not any(map(is_running, started)), "all of them have ended")
+    clean_up()
