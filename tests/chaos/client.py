@@ -277,9 +277,10 @@ def main() -> int:
     _die_with(plan.conductor)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    voice = Voice()
+    voice.say("guarded")
     # Dropping leases is one of the ways to ask.
     warnings.filterwarnings("ignore", "<Lease .* was dropped", ResourceWarning)
-    voice = Voice()
     _report_strays(voice)
     client = Client(plan, voice)
     client.start()

@@ -76,7 +76,7 @@ class Playground:
     def possible(self, fault: str) -> bool:
         """Whether a fault can be had now; it does not wait for its turn."""
         if fault == "client stopped":
-            return bool(self._running_clients())
+            return bool(self._stoppable_clients())
         if fault == "client killed":
             return any(self.seats[1:])
         if FAULTS[fault] in _IN_BETWEEN:
@@ -116,7 +116,7 @@ class Playground:
         self.later(self._dice.uniform(0.02, _LONGEST_STOP), self.continue_server)
 
     def _stop_client(self) -> None:
-        client = self._dice.choice(self._running_clients())
+        client = self._dice.choice(self._stoppable_clients())
         client.stop()
         self.later(
             self._dice.uniform(0.02, _LONGEST_STOP), lambda: self._continue(client)
@@ -262,8 +262,10 @@ class Playground:
     def clients(self) -> list[ClientProcess]:
         return [client for client in self.seats if client is not None]
 
-    def _running_clients(self) -> list[ClientProcess]:
-        return [client for client in self.clients if not client.is_stopped]
+    def _stoppable_clients(self) -> list[ClientProcess]:
+        return [
+            each for each in self.clients if each.is_guarded and not each.is_stopped
+        ]
 
     def check(self) -> None:
         """Raise `ChaosFailure` for the first thing that is not as it must be."""

@@ -41,6 +41,8 @@ class ClientProcess:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.number = plan.number
         self.is_stopped = False
+        # Stopped before it can end with the conductor, it would outlive it for ever.
+        self.is_guarded = False
         self.is_ready = False
         self.counts: Counter[str] = Counter()
         self.complaints: list[str] = []
@@ -152,6 +154,8 @@ class ClientProcess:
             self.complaints.append(f"client {self.number}: {message['what']}")
         elif kind == "calm":
             self._calm.put(Usage(**message["usage"]))
+        elif kind == "guarded":
+            self.is_guarded = True
         else:
             self.is_ready = True
 
