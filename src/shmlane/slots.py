@@ -291,7 +291,7 @@ class Slot:
         if self.live_roots or not COUNTS_ARE_EXACT:
             return False
         # As `Tensor.is_at_rest`, without a call for each tensor: on the hot path.
-        for tensor in self.tensors:  # noqa: SIM110 - a generator costs a frame
+        for tensor in self.tensors:
             if getrefcount(tensor.root) != tensor.resting:
                 return False
         return True
