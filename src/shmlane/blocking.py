@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from . import control
@@ -249,6 +249,20 @@ class BlockingShell:
         if all(slot.is_forgotten for slot in slots):
             return True
         return self._endpoint.is_deserted(self._timeouts.connect)
+
+    def unregister_doubtful(self, slots: Iterable[Slot]) -> None:
+        """Once the files are gone: take back what was registered late."""
+        doubtful = [slot for slot in slots if slot.doubtful]
+        if not doubtful:
+            return
+        deadline = Deadline(self._timeouts.connect)
+        with (
+            contextlib.suppress(ShmlaneError),
+            contextlib.closing(self.connect(deadline)) as channel,
+        ):
+            for slot in doubtful:
+                talk = control.unregister_doubtful(self._requests, slot)
+                run(talk, channel, deadline)
 
     def __repr__(self) -> str:
         return f"<BlockingShell at {self._endpoint.url}>"

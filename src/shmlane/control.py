@@ -170,6 +170,13 @@ def unregister(requests: HttpRequests, slot: Slot) -> Talk[None]:
     for registration in slot.registrations:
         registration.is_live = False
     yield from forget(requests, slot)
+
+
+def unregister_doubtful(requests: HttpRequests, slot: Slot) -> Talk[None]:
+    """Once the files are gone: take back registrations that came before, but late.
+
+    None can come any more, for there is nothing to register.
+    """
     _doubt_again(slot)
     yield from forget(requests, slot)
 

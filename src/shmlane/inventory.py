@@ -123,7 +123,11 @@ def clean_up(
                     kept = dict.fromkeys(dead, problem)
                 elif server and dead:
                     kept, problem = _forget_at(server, dead, cleaned, limit, known)
-                _remove(dead, {} if force else kept, cleaned)
+                removed = _remove(dead, {} if force else kept, cleaned)
+                if server and removed and not problem:
+                    # A registration that was on its way may have come in between. It
+                    # can no more: there is no file for it.
+                    _forget_at(server, removed, cleaned, limit, known)
     return cleaned
 
 
@@ -161,7 +165,11 @@ def _only_dead(paths: Sequence[str]) -> Iterator[list[str]]:
         yield dead
 
 
-def _remove(paths: Sequence[str], kept: Mapping[str, str], cleaned: Cleaned) -> None:
+def _remove(
+    paths: Sequence[str], kept: Mapping[str, str], cleaned: Cleaned
+) -> list[str]:
+    """Remove what is not to be kept; the paths that are gone by that."""
+    removed = []
     for path in paths:
         name = os.path.basename(path)
         if path in kept:
@@ -170,6 +178,8 @@ def _remove(paths: Sequence[str], kept: Mapping[str, str], cleaned: Cleaned) -> 
         with contextlib.suppress(OSError):
             os.unlink(path)
             cleaned.files.append(name)
+            removed.append(path)
+    return removed
 
 
 def _forget_at(

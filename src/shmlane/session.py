@@ -283,6 +283,8 @@ class Session:
             if not self._remains:
                 self._memory.close(leave=self._is_known)
                 _sessions.discard(self)
+            if not self._is_known:
+                self._shell.unregister_doubtful(slots)
 
     def _undo(
         self, memory: SessionMemory, slots: Sequence[Slot], channel: Channel
@@ -292,6 +294,8 @@ class Session:
         for slot in slots:
             slot.close(leave=leave)
         memory.close(leave=leave)
+        if not leave:
+            self._shell.unregister_doubtful(slots)
 
     def _wait_for(self, labels: set[Label], limit: float | None) -> None:
         """Wait until no slot has one of these labels."""

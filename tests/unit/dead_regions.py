@@ -38,12 +38,20 @@ def left_behind(
     path = folder / f"shmlane.{name}"
     path.write_bytes(data)
     if registered:
-
-        def register(requests: HttpRequests) -> control.Talk[Any]:
-            request = requests.register(f"{path.name}.0.0", f"/{path.name}", len(data))
-            return control.ask(request)
-
-        reply = ask_server(server, register, headers=headers)
-        assert reply is not None
-        assert reply.status == 200, reply.body
+        register(path, server, headers=headers)
     return path
+
+
+def register(
+    path: Path, server: str, *, headers: Mapping[str, str] | None = None
+) -> None:
+    """Have the server know a region, under one name."""
+    nbytes = path.stat().st_size
+
+    def ask(requests: HttpRequests) -> control.Talk[Any]:
+        name = path.name
+        return control.ask(requests.register(f"{name}.0.0", f"/{name}", nbytes))
+
+    reply = ask_server(server, ask, headers=headers)
+    assert reply is not None
+    assert reply.status == 200, reply.body

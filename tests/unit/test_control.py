@@ -182,6 +182,12 @@ def test_an_interrupted_registration_is_taken_back_twice_at_the_end(slot: Slot) 
     interrupted(slot)
     script = Script(in_turn(OK, OK))
     script.run(control.unregister(REQUESTS, slot))
+    assert script.lines == unregistering(base)
+    assert slot.is_forgotten
+    # Again, once the file is gone: what came in between can come no more.
+    script.run(control.unregister_doubtful(REQUESTS, slot))
+    assert script.lines == unregistering(base, base)
+    script.run(control.unregister_doubtful(REQUESTS, slot))
     assert script.lines == unregistering(base, base)
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from shmlane import regions
 from shmlane.inventory import ANY_SERVER, clean_up, list_regions
-from shmlane.testing import Delay, ScriptedServer, Status, sink_model
-from tests.unit.dead_regions import left_behind
+from shmlane.testing import Answer, Delay, ScriptedServer, Status, sink_model
+from tests.unit.dead_regions import left_behind, register
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
 
@@ -62,7 +62,7 @@ def listings(server: ScriptedServer) -> int:
 # --- servers --------------------------------------------------------------------------
 
 
-def test_a_server_is_asked_once_for_all_that_is_dead(
+def test_a_server_is_asked_for_all_that_is_dead_at_once(
     folder: Path, server: ScriptedServer
 ) -> None:
     paths = [left_behind(folder, str(number), server.url) for number in range(6)]
@@ -70,8 +70,26 @@ def test_a_server_is_asked_once_for_all_that_is_dead(
     assert sorted(cleaned.files) == [path.name for path in paths]
     assert sorted(cleaned.registrations) == [f"{path.name}.0.0" for path in paths]
     assert cleaned.kept == {}
-    assert (dict(server.regions), listings(server)) == ({}, 1)
+    # Before the files go, and after.
+    assert (dict(server.regions), listings(server)) == ({}, 2)
     assert not any(path.exists() for path in paths)
+
+
+def test_a_registration_of_the_dead_that_comes_late_is_taken_back(
+    folder: Path, server: ScriptedServer
+) -> None:
+    dead = left_behind(folder, "a", server.url, registered=False)
+
+    def register_late(reply: bytes) -> bytes:
+        # It lay in a socket of the server until now, and its name is not in the reply.
+        register(dead, server.url)
+        return reply
+
+    server.script(Answer(register_late), path="systemsharedmemory/status")
+    cleaned = clean_up()
+    assert cleaned.files == [dead.name]
+    assert cleaned.registrations == [f"{dead.name}.0.0"]
+    assert not server.regions
 
 
 def test_a_server_that_failed_once_is_not_asked_again(

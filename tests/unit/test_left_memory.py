@@ -15,7 +15,7 @@ import pytest
 from shmlane import InferTimeout, RequestLost, ServerUnreachable, Session, Timeouts
 from shmlane.inventory import list_regions
 from shmlane.slots import Slot
-from shmlane.testing import Close, Delay, ScriptedServer, sink_model
+from shmlane.testing import Answer, Close, Delay, Fault, ScriptedServer, sink_model
 from tests.polling import eventually
 from tests.unit.scripted import SMALL
 
@@ -104,6 +104,30 @@ def test_files_stay_when_opening_fails_after_a_registration(
     with pytest.raises(ServerUnreachable):
         session_at(server).open()
     assert set(files_of(server)) == keys(server)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_registration_that_comes_while_opening_fails_is_taken_back(
+    server: ScriptedServer, go: threading.Event, before: int
+) -> None:
+    asked: list[bool] = []
+
+    def register_late(reply: bytes) -> bytes:
+        # It lay in a socket of the server until its name had been taken back. With the
+        # file gone it is refused.
+        go.set()
+        asked.append(True)
+        eventually(lambda: server.regions or not files_of(server))
+        return reply
+
+    server.script(Delay(go), path="/register")
+    faults: list[Fault] = [Delay(0)] * before
+    server.script(*faults, Answer(register_late), path="/unregister")
+    with pytest.raises(ServerUnreachable):
+        session_at(server).open()
+    assert asked
+    assert not files_of(server)
+    assert not server.regions
 
 
 def test_files_stay_while_the_server_works_on_a_lost_request(
