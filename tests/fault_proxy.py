@@ -17,9 +17,9 @@ from enum import Enum
 from types import TracebackType
 from typing import Any
 
+from shmlane.replies import ReplyParser
 from shmlane.testing.listener import LOOPBACK, Listener, listen, reset
 from shmlane.transport import Endpoint
-from shmlane.wire import ReplyParser
 
 _RECEIVE_BYTES = 64 << 10
 _CONNECT_TIMEOUT = 5.0

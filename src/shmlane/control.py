@@ -23,8 +23,9 @@ from .errors import (
     UsageError,
 )
 from .layout import ModelMetadata
+from .replies import HttpReply
 from .slots import Registration, Slot
-from .wire import HttpReply, HttpRequests
+from .wire import HttpRequests
 
 T = TypeVar("T")
 

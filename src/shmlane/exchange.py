@@ -26,8 +26,9 @@ from .errors import (
     ServerError,
 )
 from .layout import Array, ModelMetadata, Shape
+from .replies import HttpReply, InferReply, OutputReply
 from .slots import Prepared, Slot, Tensor
-from .wire import HttpReply, HttpRequests, InferReply, OutputReply, TensorRef
+from .wire import HttpRequests, TensorRef
 
 _REQUEST_ID = re.compile(r"\[request id: ([^\]]*)\] ")
 _TOO_SMALL = re.compile(r"for output '([^']+)' \((\d+) bytes\).* at least (\d+) bytes")

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from . import control
 from .errors import ShmlaneError
 from .exchange import Exchange
+from .replies import HttpReply
 from .slots import Label, Slot
 from .timing import Deadline
 from .transport import Endpoint, HttpConnection
-from .wire import HttpReply
 
 _CONTROL_LIMIT = 2.0
 _RETRY_PAUSE = 0.25

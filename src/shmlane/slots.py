@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from .header import RegionHeader
 from .layout import Array, Shape, SlotLayout, TensorPlan
 from .regions import Region
+from .replies import HttpReply
 from .timing import Deadline
-from .wire import HttpReply
 
 # Reference counts are exact only under the GIL; without it, weak references decide.
 COUNTS_ARE_EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -27,8 +27,8 @@ from .errors import (
     ServerUnreachable,
     UsageError,
 )
+from .replies import FOREIGN_STATUS, HttpReply, ReplyParser
 from .timing import Deadline, in_seconds
-from .wire import FOREIGN_STATUS, HttpReply, ReplyParser
 
 _RECEIVE_BYTES = 64 << 10
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from hypothesis import strategies as st
 
 from shmlane.errors import ProtocolError
-from shmlane.wire import HttpReply, ReplyParser
+from shmlane.replies import HttpReply, ReplyParser
 
 OK = b"HTTP/1.1 200 OK\r\n"
 LENGTH = b"Content-Length: 2\r\n"

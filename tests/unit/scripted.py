@@ -19,9 +19,10 @@ from shmlane.layout import Array, ModelMetadata, Shape, SlotLayout, TensorSpec
 from shmlane.leases import BaseLease, Result
 from shmlane.memory import SessionMemory
 from shmlane.regions import RegionOptions
+from shmlane.replies import HttpReply, ReplyParser
 from shmlane.slots import Slot, Tensor
 from shmlane.timing import Deadline
-from shmlane.wire import HttpReply, HttpRequests, ReplyParser
+from shmlane.wire import HttpRequests
 
 T = TypeVar("T")
 Event = bytes | BaseException | Callable[[bytes], bytes]

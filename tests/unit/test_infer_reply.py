@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shmlane.errors import ProtocolError
-from shmlane.wire import HttpReply, InferReply
+from shmlane.replies import HttpReply, InferReply
 
 DEEP = b"[" * 200_000
 JSON_LENGTH = "inference-header-content-length"

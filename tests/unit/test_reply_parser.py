@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmlane.errors import ProtocolError
-from shmlane.wire import ReplyParser
+from shmlane.replies import ReplyParser
 from tests.unit.http_replies import (
     CHUNKED,
     END,

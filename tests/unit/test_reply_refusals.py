@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from shmlane.errors import ProtocolError
-from shmlane.wire import HttpReply, ReplyParser
+from shmlane.replies import HttpReply, ReplyParser
 from tests.unit.http_replies import (
     CHUNKED,
     END,
