@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shmlane.errors import InstallFailed, UsageError
-from shmlane.server import cache, interpreters, managed
+from shmlane.server import cache, interpreters, managed, programs
 from tests.machine import write_program
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -248,7 +248,7 @@ def test_misleading_variables_do_not_reach_other_pythons(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("PIP_TARGET", "/elsewhere")
-    environment = interpreters.clean_environment()
+    environment = programs.clean_environment()
     assert "PYTHONPATH" not in environment
     assert "PIP_TARGET" not in environment
     assert environment["PATH"] == os.environ["PATH"]

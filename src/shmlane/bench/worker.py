@@ -24,8 +24,8 @@ from shmlane.bench.plan import Cell, Contender
 from shmlane.bench.report import METRICS, Sample
 from shmlane.bench.server_stats import Count, ServerStats
 from shmlane.errors import ContenderFailed
-from shmlane.server.interpreters import clean_environment
 from shmlane.server.managed import isolated_python
+from shmlane.server.programs import clean_environment
 
 TRITONCLIENT = "tritonclient[grpc,http]==2.73.0"
 _BENCH = Path(__file__).parent

@@ -11,15 +11,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shmlane.errors import InstallFailed
+from shmlane.server.programs import run_program, what_it_prints
 
 # The wheel has stubs for 3.8 to 3.13; the last NumPy before 2 has wheels to 3.12.
 MODEL_VERSIONS = ("3.12", "3.11", "3.10", "3.9")
@@ -28,15 +27,6 @@ _SYSTEM_PYTHON = "/usr/bin/python3"
 _INSTALL_TIMEOUT = 900.0
 _PROBE_TIMEOUT = 20.0
 _PIP_SERVES_OTHERS = (22, 3)
-_MISLEADING = (
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "PIP_TARGET",
-    "PIP_PREFIX",
-    "PIP_USER",
-    "PIP_REQUIRE_VIRTUALENV",
-    "VIRTUAL_ENV",
-)
 
 # An interpreter linked with libpython finds it by its own run path; a program that
 # embeds Python does not, so the file itself is looked for and not what is loaded here.
@@ -95,16 +85,10 @@ def _candidates() -> Iterator[str]:
 
 def _examine(executable: str) -> Interpreter | str:
     """The interpreter, or in words why it will not do."""
+    command = (executable, "-I", "-c", _PROBE)
     try:
-        reply = subprocess.run(
-            [executable, "-I", "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT,
-            env=clean_environment(),
-        )
-        facts = json.loads(reply.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        facts = json.loads(what_it_prints(command, timeout=_PROBE_TIMEOUT))
+    except ValueError:
         return "does not run, or lacks the venv module"
     if facts["version"] not in MODEL_VERSIONS:
         return f"is Python {facts['version']}"
@@ -145,17 +129,8 @@ def find_installer() -> Installer:
 
 def _examine_pip(python: str) -> Installer | None:
     command = (python, "-m", "pip")
-    try:
-        reply = subprocess.run(
-            [*command, "--version"],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT,
-            env=clean_environment(),
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    version = re.match(r"pip (\d+)\.(\d+)", reply.stdout)
+    answer = what_it_prints((*command, "--version"), timeout=_PROBE_TIMEOUT)
+    version = re.match(r"pip (\d+)\.(\d+)", answer)
     if not version:
         return None
     known = (int(version[1]), int(version[2]))
@@ -166,12 +141,13 @@ def make_environment(folder: Path, packages: Sequence[str], *, python: str) -> N
     """Make a virtual environment of `python` in `folder` and install `packages`."""
     installer = find_installer()
     if installer.is_uv:
-        _run([*installer.command, "venv", "--clear", "--python", python, str(folder)])
+        venv = (*installer.command, "venv", "--clear", "--python", python)
+        _install([*venv, str(folder)])
     elif installer.serves_others:
         # Debian's python3 has no ensurepip unless asked for, so no pip inside.
-        _run([python, "-m", "venv", "--without-pip", str(folder)])
+        _install([python, "-m", "venv", "--without-pip", str(folder)])
     else:
-        _run([python, "-m", "venv", str(folder)])
+        _install([python, "-m", "venv", str(folder)])
     install_packages(environment_python(folder), packages)
 
 
@@ -186,7 +162,7 @@ def install_packages(python: Path, packages: Sequence[str]) -> None:
         command = [*installer.command, "--python", str(python), "install"]
     else:
         command = [str(python), "-m", "pip", "install"]
-    _run([*command, "--quiet", *packages])
+    _install([*command, "--quiet", *packages])
 
 
 def install_folder(folder: Path, package: str) -> None:
@@ -195,7 +171,7 @@ def install_folder(folder: Path, package: str) -> None:
     command = [*installer.command, "install"]
     if installer.is_uv:
         command = [*installer.command, "pip", "install", "--python", sys.executable]
-    _run([*command, "--quiet", "--no-deps", "--target", str(folder), package])
+    _install([*command, "--quiet", "--no-deps", "--target", str(folder), package])
 
 
 def environment_python(folder: Path) -> Path:
@@ -203,33 +179,11 @@ def environment_python(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def clean_environment() -> dict[str, str]:
-    """The process environment less what would lead another Python astray."""
-    return {k: v for k, v in os.environ.items() if k not in _MISLEADING}
-
-
-def _run(command: Sequence[str]) -> None:
-    shown = " ".join(command)
-    try:
-        reply = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_INSTALL_TIMEOUT,
-            env=clean_environment(),
-        )
-    except subprocess.TimeoutExpired:
-        raise InstallFailed(
-            f"Not done after {_INSTALL_TIMEOUT:.0f} s: {shown}.",
-            hint="Check the connection to the package index and try again.",
-        ) from None
-    if reply.returncode != 0:
-        tail = "\n".join(reply.stdout.strip().splitlines()[-12:])
-        raise InstallFailed(
-            f"Exit code {reply.returncode}: {shown}\n{tail}",
-            hint="\nRun that command by hand to see more.",
-            log=tail,
-        )
+def _install(command: Sequence[str]) -> None:
+    run_program(
+        command,
+        name=f"`{' '.join(command)}`",
+        timeout=_INSTALL_TIMEOUT,
+        if_slow="Check the connection to the package index and try again.",
+        if_failed="Run that command by hand to see more.",
+    )

@@ -21,13 +21,13 @@ from pathlib import Path
 from shmlane.errors import InstallFailed, UnsupportedPlatform, UsageError
 from shmlane.server.cache import cache_root, locked, make_once
 from shmlane.server.interpreters import (
-    clean_environment,
     environment_python,
     find_model_interpreter,
     install_folder,
     install_packages,
     make_environment,
 )
+from shmlane.server.programs import clean_environment
 
 __all__ = [
     "Installation",

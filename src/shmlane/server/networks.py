@@ -10,17 +10,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmlane.errors import InstallFailed, UsageError
+from shmlane.errors import UsageError
 from shmlane.server.cache import cache_root, make_once
-from shmlane.server.interpreters import clean_environment, install_folder
+from shmlane.server.interpreters import install_folder
 from shmlane.server.managed import isolated_python, model_python
+from shmlane.server.programs import run_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,29 +145,13 @@ def _make_ocr_det(target: Path) -> None:
 
 def _run_program(python: Path, program: str, *arguments: Path) -> None:
     """Run one of the programs beside this file by another interpreter."""
-    try:
-        done = subprocess.run(
-            [python, "-I", _PROGRAMS / program, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_PROGRAM_TIMEOUT,
-            env=clean_environment(),
-        )
-    except subprocess.TimeoutExpired:
-        raise InstallFailed(
-            f"{program} was not done after {_PROGRAM_TIMEOUT:.0f} s.",
-            hint="Look for what else keeps this machine busy and try again.",
-        ) from None
-    if done.returncode != 0:
-        tail = "\n".join(done.stdout.strip().splitlines()[-12:])
-        raise InstallFailed(
-            f"{program} ended with exit code {done.returncode}:\n{tail}",
-            hint=f"\nIf packages are damaged, remove {python.parent.parent}.",
-            log=tail,
-        )
+    run_program(
+        (python, "-I", _PROGRAMS / program, *arguments),
+        name=program,
+        timeout=_PROGRAM_TIMEOUT,
+        if_slow="Look for what else keeps this machine busy and try again.",
+        if_failed=f"If packages are damaged, remove {python.parent.parent}.",
+    )
 
 
 _RESNET50_SOURCE = "onnx==1.23.2"
