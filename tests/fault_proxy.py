@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -40,6 +41,8 @@ class Way:
     is_stalled: nothing is passed on. delay: seconds that each piece waits.
     cut_after: the connection ends, as `how` says, when so many more bytes have passed.
     copies: how often the next whole reply is sent; once again after that.
+    echo_before: ahead of the next request that contains these bytes, the reply to the
+        one before is sent once more.
     """
 
     is_stalled: bool = False
@@ -47,6 +50,7 @@ class Way:
     cut_after: int | None = None
     how: How = How.CLOSE
     copies: int = 1
+    echo_before: bytes = b""
 
 
 class Pipe:
@@ -82,6 +86,10 @@ class Pipe:
         if way.copies > 1:
             data = _whole_reply(data, source) * way.copies
             self.change(copies=1)
+        earlier = self._link.replied[-1]
+        if earlier and way.echo_before and way.echo_before in data:
+            self._link.inject(earlier)
+            self.change(echo_before=b"")
         left = way.cut_after
         cuts = left is not None and left <= len(data)
         if left is not None:
@@ -125,6 +133,8 @@ class Link:
     ) -> None:
         self.requests = Pipe(self, requests)
         self.replies = Pipe(self, replies)
+        # The last two replies, the last of them last; the bytes that have passed.
+        self.replied: deque[bytes] = deque([b""], maxlen=2)
         self.broken = threading.Event()
         self._client = client
         self._target = target
@@ -163,11 +173,15 @@ class Link:
             pipe.change()
 
     def send(self, sink: socket.socket, data: bytes) -> None:
+        was_answered = self._is_answered
         self._is_answered = sink is self._client
         if self._is_answered:
+            self.replied[-1] += data
             self.inject(data)
-        else:
-            sink.sendall(data)
+            return
+        if was_answered:
+            self.replied.append(b"")
+        sink.sendall(data)
 
     def run(self) -> None:
         """Pass bytes on in both directions until both have ended."""

@@ -182,6 +182,21 @@ def test_reply_comes_twice_once(proxy: FaultProxy) -> None:
         assert client.is_alive()
 
 
+def test_earlier_reply_comes_again_ahead_of_the_next_request(proxy: FaultProxy) -> None:
+    with RawConnection(proxy.url) as client:
+        client.ask(HEALTH)
+        (link,) = proxy.links
+        proxy.on_requests(echo_before=b"/v2 ")
+        assert client.is_alive()
+        earlier = client.ask(HEALTH)
+        assert client.ask(b"GET /v2 HTTP/1.1\r\n\r\n") == earlier
+        answer = client.read()
+        assert answer is not None
+        assert "version" in answer.json()
+        assert client.is_alive()
+        assert [len(reply) > 0 for reply in link.replied] == [True, True]
+
+
 def test_only_idle_connections_are_closed(proxy: FaultProxy) -> None:
     with RawConnection(proxy.url) as busy, RawConnection(proxy.url) as idle:
         busy.ask(HEALTH)
