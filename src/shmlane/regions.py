@@ -123,7 +123,8 @@ class Region:
         try:
             self._mapping = self._create(header, options)
         except OSError as error:
-            raise _not_made(self.nbytes, error) from error
+            what = f"make a shared memory region of {self.nbytes} bytes"
+            raise _failed(what, error, nbytes=self.nbytes) from error
         finally:
             if self._mapping is None:
                 self.close()
@@ -252,14 +253,16 @@ def region_files() -> list[str]:
     """Paths of all region files in /dev/shm, anybody's, in use or not.
 
     Only regular files: whoever opens a pipe that somebody put there waits for ever.
+    Raises `RegionError` where this process cannot look.
     """
-    with contextlib.suppress(FileNotFoundError), os.scandir(SHM_DIRECTORY) as entries:
-        return [
-            entry.path
-            for entry in entries
-            if entry.name.startswith(PREFIX) and entry.is_file(follow_symlinks=False)
-        ]
-    return []
+    try:
+        with os.scandir(SHM_DIRECTORY) as entries:
+            ours = [each for each in entries if each.name.startswith(PREFIX)]
+            return [each.path for each in ours if each.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _failed("look for shared memory regions", error) from error
 
 
 @contextlib.contextmanager
@@ -316,20 +319,15 @@ def _available_memory() -> int:
     return sys.maxsize
 
 
-def _not_made(nbytes: int, error: OSError) -> RegionError:
+def _failed(what: str, error: OSError, **context: object) -> RegionError:
     hint = (
         f"{SHM_DIRECTORY} must be a tmpfs that this user may write to, and /proc must"
         " be mounted."
     )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "This process has no descriptor left: see ulimit -n."
-    return RegionError(
-        f"could not make a shared memory region of {nbytes} bytes in {SHM_DIRECTORY}:"
-        f" {error.strerror}.",
-        hint=hint,
-        nbytes=nbytes,
-        errno=error.errno,
-    )
+    text = f"could not {what} in {SHM_DIRECTORY}: {error.strerror}."
+    return RegionError(text, hint=hint, errno=error.errno, **context)
 
 
 def _out_of_memory(nbytes: int, free: int, *, ram: bool = False) -> OutOfSharedMemory:
