@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from types import TracebackType
 from typing import Any
 
 from shmlane.replies import ReplyParser
-from shmlane.testing.listener import LOOPBACK, Listener, listen, reset
+from shmlane.testing.listener import Address, Listener, reset
 from shmlane.transport import Endpoint
 
 _RECEIVE_BYTES = 64 << 10
@@ -210,8 +209,7 @@ class FaultProxy:
     ) -> None:
         self.accepted = 0
         self._target = Endpoint.parse(target)
-        self._path = None if unix_socket is None else os.fspath(unix_socket)
-        self._port = 0
+        self._address = Address(unix_socket)
         self._lock = threading.Lock()
         self._links: list[Link] = []
         self._requests = Way()
@@ -221,11 +219,8 @@ class FaultProxy:
 
     def start(self) -> None:
         """Listen, after a `stop` on the same address."""
-        listening = listen(port=self._port, unix_socket=self._path)
-        if self._path is None:
-            self._port = listening.getsockname()[1]
         self._is_stopping = False
-        self._listener = Listener(listening, self._serve)
+        self._listener = Listener(self._address.listen(), self._serve)
 
     def stop(self) -> None:
         """Break all connections, accept none, wait for all threads."""
@@ -240,17 +235,12 @@ class FaultProxy:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @property
     def url(self) -> str:
-        return f"unix://{self._path}" if self._path else f"{LOOPBACK}:{self._port}"
+        return self._address.url
 
     @property
     def links(self) -> tuple[Link, ...]:

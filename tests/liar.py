@@ -13,17 +13,18 @@ import fcntl
 import re
 import socket
 import termios
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 
 from shmlane.server import TritonServer
+from shmlane.testing.listener import Address, Listener
+from shmlane.transport import Endpoint
 from tests.polling import eventually
 
 # What to send in place of a reply, given it and the replies before; None hangs up.
 Twist = Callable[[bytes, list[bytes]], Iterable[bytes | None]]
 
+_UPSTREAM_TIMEOUT = 30.0
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
@@ -42,55 +43,31 @@ class Liar:
     def __init__(self, server: TritonServer, path: Path) -> None:
         self.twist: Twist = honest
         self.hang_up_next = False
-        self.url = f"unix://{path}"
-        host, port = server.http_url.split(":")
-        self._upstream = (host, int(port))
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._sockets = [self._listener]
-        self._threads = [threading.Thread(target=self._accept)]
+        self._upstream = Endpoint.parse(server.http_url)
+        self._address = Address(path)
 
     def __enter__(self) -> Liar:
-        self._threads[0].start()
+        self._listener = Listener(self._address.listen(), self._serve)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for each in self._sockets:
-            # Shutting down wakes whoever is blocked on it; closing does not.
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for each in self._sockets:
-            each.close()
+    def __exit__(self, *error: object) -> None:
+        self._listener.end()
+        self._listener.join()
+
+    @property
+    def url(self) -> str:
+        return self._address.url
 
     def hang_up(self) -> None:
         """Break every connection, as a restart of something in between does."""
-        for each in self._sockets[1:]:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                thread = threading.Thread(target=self._serve, args=[client])
-                self._sockets.append(client)
-                self._threads.append(thread)
-                thread.start()
+        self._listener.break_off()
 
     def _serve(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            with socket.create_connection(self._upstream) as server:
-                self._sockets.append(server)
-                self._forward(client, server)
-            client.shutdown(socket.SHUT_RDWR)
+        with (
+            contextlib.suppress(OSError),
+            self._upstream.connect(_UPSTREAM_TIMEOUT) as server,
+        ):
+            self._forward(client, server)
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         before: list[bytes] = []

@@ -14,13 +14,48 @@ import struct
 import threading
 from collections.abc import Callable
 
+from ..errors import UsageError
+
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 128
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
-def listen(*, port: int = 0, unix_socket: str | None = None) -> socket.socket:
-    """A listening socket on a port of loopback (0: any free one) or on a path."""
+class Address:
+    """Where a server listens, the same over all its starts.
+
+    That is the path of a Unix socket, or a port of loopback which the first start
+    chooses.
+    """
+
+    def __init__(self, unix_socket: str | os.PathLike[str] | None) -> None:
+        self._path = None if unix_socket is None else os.path.abspath(unix_socket)
+        self._port = 0
+
+    def __repr__(self) -> str:
+        return f"<Address {self._path or f'{LOOPBACK}:{self._port}'}>"
+
+    @property
+    def url(self) -> str:
+        """What `Session` takes; valid from the first `listen` on."""
+        if self._path is not None:
+            return f"unix://{self._path}"
+        if not self._port:
+            raise UsageError(
+                "this server has no address before it is started.",
+                hint="Use it in a with block, or call start().",
+            )
+        return f"{LOOPBACK}:{self._port}"
+
+    def listen(self) -> socket.socket:
+        """A listening socket."""
+        listening = _listen(self._port, self._path)
+        if self._path is None:
+            self._port = listening.getsockname()[1]
+        return listening
+
+
+def _listen(port: int, unix_socket: str | None) -> socket.socket:
     family = socket.AF_INET if unix_socket is None else socket.AF_UNIX
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -72,8 +107,14 @@ class Listener:
         with self._lock:
             if self._is_ended:
                 return
-            self._is_ended = True
+            # In this order: once ended, the thread that accepts closes both sockets.
             self._wake.send(b"\0")
+            self._is_ended = True
+        self.break_off()
+
+    def break_off(self) -> None:
+        """Break the connections that exist now."""
+        with self._lock:
             for connected in self._connections:
                 _break(connected)
 

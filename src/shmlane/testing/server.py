@@ -13,7 +13,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 
 from ..errors import RegionError, ServerError, UsageError
 from ..regions import SHM_DIRECTORY
@@ -21,7 +20,7 @@ from .api import Api
 from .dialect import Dialect
 from .faults import Delay, Fault
 from .http import Reply, Request
-from .listener import LOOPBACK, Listener, listen
+from .listener import Address, Listener
 from .memory import RegionTable, RegisteredRegion
 from .models import FakeModel
 from .script import FaultQueue, Stage
@@ -150,8 +149,7 @@ class ScriptedServer:
             os.fspath(shm_directory),
         )
         self._check(self._options)
-        self._path = None if unix_socket is None else os.path.abspath(unix_socket)
-        self._port = 0
+        self._address = Address(unix_socket)
         self._starting = threading.Lock()
         self._life: _Life | None = None
         self._stage = Stage()
@@ -185,12 +183,9 @@ class ScriptedServer:
         """Listen. Starting twice does nothing; after `stop` the address is the same."""
         with self._starting:
             if self._life is None:
-                listening = listen(port=self._port, unix_socket=self._path)
-                if self._path is None:
-                    self._port = listening.getsockname()[1]
                 self._life = _Life(
                     self._options,
-                    listening,
+                    self._address.listen(),
                     stage=self._stage,
                     note=self._note,
                     report=self._crashes.append,
@@ -218,12 +213,7 @@ class ScriptedServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     # --- looking ----------------------------------------------------------------------
@@ -231,14 +221,7 @@ class ScriptedServer:
     @property
     def url(self) -> str:
         """What `Session` takes; valid from the first start on."""
-        if self._path is not None:
-            return f"unix://{self._path}"
-        if not self._port:
-            raise UsageError(
-                "this scripted server has no address before it is started.",
-                hint="Use it in a with block, or call start().",
-            )
-        return f"{LOOPBACK}:{self._port}"
+        return self._address.url
 
     @property
     def requests(self) -> tuple[Request, ...]:
