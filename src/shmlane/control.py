@@ -204,16 +204,22 @@ def forget(requests: HttpRequests, slot: Slot) -> Talk[None]:
 
 
 def _registration_refusal(reply: HttpReply, registration: Registration) -> ShmlaneError:
-    text = server_text(reply)
-    if "Unable to open shared memory region" not in text:
+    text, region = server_text(reply), registration.region
+    if "Unable to open shared memory region" in text:
+        reason = "cannot open"
+        why = "it does not see this /dev/shm, or may not open the file"
+    elif text.endswith("': invalid args"):
+        # The size is that of the whole file: the server has come to a shorter one.
+        reason = "has a smaller file in the place of"
+        why = "it sees another /dev/shm"
+    else:
         return refusal(reply, f"registering {registration.name}")
     return RegionNotVisible(
-        f"the server cannot open {registration.region.path}: it does not see this"
-        " /dev/shm, or may not open the file.",
+        f"the server {reason} {region.path}: {why}.",
         hint="In containers share the IPC namespace (docker run --ipc=host, or"
         " --ipc=container:NAME) or mount the same /dev/shm; for a server under another"
         " user set RegionOptions(mode=0o666).",
-        region=registration.region.name,
+        region=region.name,
         text=text,
     )
 

@@ -22,7 +22,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -319,7 +319,7 @@ def _available_memory() -> int:
     return sys.maxsize
 
 
-def _failed(what: str, error: OSError, **context: object) -> RegionError:
+def _failed(what: str, error: OSError, **context: Any) -> RegionError:
     hint = (
         f"{SHM_DIRECTORY} must be a tmpfs that this user may write to, and /proc must"
         " be mounted."
