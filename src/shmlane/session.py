@@ -47,7 +47,6 @@ from .wire import HttpRequests
 
 _OPEN_PAUSE = 0.05
 _CLOSE_PAUSE = 0.002
-_JOIN_LIMIT = 5.0
 _CLEAN_LIMIT = 0.5
 
 
@@ -222,6 +221,7 @@ class Session:
         self._receiver = Receiver(
             exchange,
             self._endpoint,
+            session=weakref.ref(self),
             give_back=self._pool.release,
             move_outputs=memory.move_outputs,
             retire=functools.partial(_replace, self._pool, memory),
@@ -252,10 +252,8 @@ class Session:
                 # Lost requests are only waited for to leave no registration behind.
                 self._wait_for({Label.LOST}, self._timeouts.connect)
         finally:
+            # A slot whose reply it has just seen is given back before this returns.
             self._receiver.stop()
-            if wait:
-                # It may have seen a reply and not given the slot back yet.
-                self._receiver.join(_JOIN_LIMIT)
             self._take_back()
 
     def _take_back(self, *, at_exit: bool = False) -> None:

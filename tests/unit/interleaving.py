@@ -1,7 +1,7 @@
 """Races made to happen: something else runs at a chosen instruction of an operation.
 
-Owns the tracing that stops inside the pool, the slots and the receiver. Refuses to
-depend on time: a test goes through every instruction, or every line, one by one.
+Owns the tracing that stops inside the pool, the slots and what brings them back.
+Refuses to depend on time: a test goes through every instruction, or every line.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
-from shmlane import pool, receiver, slots
+from shmlane import background, draining, pool, receiver, slots
 
 T = TypeVar("T")
 Place = TypeVar("Place", "Intrusion[Any]", "Halt[Any]", "CtrlC")
 
 _PACKAGE = os.path.dirname(pool.__file__)
 
-_TRACED = {pool.__file__, slots.__file__, receiver.__file__}
+_TRACED = {each.__file__ for each in (background, draining, pool, receiver, slots)}
 _PATIENCE = 10.0
 
 

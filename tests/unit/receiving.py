@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shmlane import receiver
+from shmlane import draining, receiver
 from shmlane.exchange import Exchange
 from shmlane.receiver import Receiver
 from shmlane.slots import Label, Slot
@@ -72,7 +72,10 @@ class ControlServer:
     def _serve(self, far: socket.socket) -> None:
         with far:
             while data := far.recv(65536):
-                far.sendall(self._reply(Request.read(data).line))
+                reply = self._reply(Request.read(data).line)
+                if not reply:
+                    return
+                far.sendall(reply)
 
     def _reply(self, line: str) -> bytes:
         if line == "GET /v2":
@@ -99,8 +102,9 @@ def control_in_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlServer]
     """All connections go to a control server; receivers have little patience."""
     server = ControlServer()
     monkeypatch.setattr(Endpoint, "connect", lambda _, timeout: server.connect(timeout))
-    monkeypatch.setattr(receiver, "_CONTROL_LIMIT", 0.05)
-    monkeypatch.setattr(receiver, "_RETRY_PAUSE", 0.001)
+    monkeypatch.setattr(draining, "_CONTROL_LIMIT", 0.05)
+    for module in (draining, receiver):
+        monkeypatch.setattr(module, "_RETRY_PAUSE", 0.001)
     yield server
     server.join()
 
@@ -115,18 +119,20 @@ class Desk:
         self.exchange = Exchange(REQUESTS, metadata)
         self.memory = memory(metadata)
         self.far: dict[Slot, socket.socket] = {}
+        self.session: object = self
         self.returned: list[Slot] = []
         self.retired: list[Slot] = []
+        self.give_back: Callable[[Slot], None] = self.returned.append
+        self.move_outputs: Callable[[Slot], None] = self.memory.move_outputs
         self.receiver = Receiver(
             self.exchange,
             Endpoint.parse("here:8000"),
-            give_back=self.give_back,
-            move_outputs=self.memory.move_outputs,
+            session=lambda: self.session,
+            # Looked up when called: a test may put its own in their place.
+            give_back=lambda slot: self.give_back(slot),
+            move_outputs=lambda slot: self.move_outputs(slot),
             retire=self.retired.append,
         )
-
-    def give_back(self, slot: Slot) -> None:
-        self.returned.append(slot)
 
     def late(self, count: int = 1) -> list[Slot]:
         """Slots whose callers have left before the reply."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from shmlane import draining
 from shmlane.errors import OutOfSharedMemory
 from shmlane.slots import Label, Slot
 from tests.polling import eventually
+from tests.unit.loopback import LONG
 from tests.unit.receiving import (
     FULL,
     IN_USE,
@@ -19,6 +25,9 @@ from tests.unit.receiving import (
     read_by_the_other_end,
 )
 from tests.unit.scripted import error, http, output, success
+
+REFUSED = error(403, "This API is restricted")
+DOUBLING = [0.001, 0.002, 0.004, 0.008]
 
 
 @pytest.fixture
@@ -201,7 +210,7 @@ def test_outputs_move_when_the_server_does_not_know_the_slot(
 
 
 def test_outputs_that_cannot_move_now_are_moved_later(
-    desk: Desk, control_server: ControlServer, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, control_server: ControlServer
 ) -> None:
     control_server.knows_nothing = True
     tries: list[Slot] = []
@@ -211,7 +220,7 @@ def test_outputs_that_cannot_move_now_are_moved_later(
         if len(tries) < 3:
             raise OutOfSharedMemory("full")
 
-    monkeypatch.setattr(desk.receiver, "_move_outputs", move)
+    desk.move_outputs = move
     (slot,) = desk.lost()
     desk.watch(slot)
     desk.came_back(slot)
@@ -245,6 +254,68 @@ def test_a_server_that_is_away_is_asked_again(
     desk.came_back(slot)
 
 
+def test_a_server_that_refuses_is_asked_less_and_less_often(
+    desk: Desk, control_server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_LONGEST_PAUSE", 0.016)
+    moments: list[float] = []
+
+    def refuse_at_first(_line: str) -> bytes:
+        moments.append(time.monotonic())
+        return OK if len(moments) > 30 else REFUSED
+
+    control_server.answer = refuse_at_first
+    (slot,) = desk.lost()
+    desk.watch(slot)
+    # Twice as long each time without end, it would not come back today.
+    desk.came_back(slot)
+    pauses = [after - before for before, after in itertools.pairwise(moments)]
+    assert all(pause >= wanted for pause, wanted in zip(pauses, DOUBLING, strict=False))
+    assert min(pauses[4:]) >= 0.016
+
+
+def test_a_server_that_has_begun_to_answer_is_asked_often_again(
+    desk: Desk, control_server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_LONGEST_PAUSE", 1e6)
+    replies = [OK, *[REFUSED] * 8, IN_USE, *[REFUSED] * 8]
+    control_server.answer = lambda line: replies.pop()
+    (slot,) = desk.lost()
+    desk.watch(slot)
+    desk.came_back(slot)
+    assert replies == []
+
+
+def test_a_server_that_was_away_is_asked_often_again(
+    desk: Desk, control_server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_LONGEST_PAUSE", 1e6)
+    replies = [OK, *[REFUSED] * 8, b"", *[REFUSED] * 8]
+    control_server.answer = lambda line: replies.pop()
+    (slot,) = desk.lost()
+    desk.watch(slot)
+    desk.came_back(slot)
+    assert replies == []
+
+
+def test_one_connection_after_another_is_no_proof(
+    desk: Desk, control_server: ControlServer
+) -> None:
+    """The second may lead to a neighbour on the same address, who knows of nothing."""
+
+    def accept_and_end(_line: str) -> bytes:
+        control_server.knows_nothing = True
+        return http(200, Connection="close")
+
+    control_server.answer = accept_and_end
+    (slot,) = desk.lost()
+    (tensor,) = slot.outputs.values()
+    before = tensor.registration.region
+    desk.watch(slot)
+    desk.came_back(slot)
+    assert tensor.registration.region is not before
+
+
 def test_a_control_connection_that_broke_is_made_anew(
     desk: Desk, control_server: ControlServer
 ) -> None:
@@ -267,3 +338,36 @@ def test_a_drain_does_not_keep_late_replies_waiting(
     eventually(lambda: desk.returned == [late])
     control_server.answer = lambda line: OK
     desk.came_back(late, lost)
+
+
+@pytest.mark.parametrize("hangs", ["connect", "answer"])
+def test_a_server_that_hangs_keeps_nobody_waiting(
+    desk: Desk,
+    control_server: ControlServer,
+    monkeypatch: pytest.MonkeyPatch,
+    hangs: str,
+) -> None:
+    monkeypatch.setattr(draining, "_CONTROL_LIMIT", LONG)
+    asked, go = threading.Event(), threading.Event()
+    hanging = getattr(control_server, hangs)
+
+    def hang(argument: Any) -> Any:
+        asked.set()
+        assert go.wait(LONG)
+        return hanging(argument)
+
+    monkeypatch.setattr(control_server, hangs, hang)
+    (lost,), (late, other) = desk.lost(), desk.late(2)
+    desk.watch(lost, late, other)
+    try:
+        assert asked.wait(LONG)
+        desk.reply(late)
+        eventually(lambda: desk.returned == [late])
+        desk.receiver.stop()
+        assert not go.is_set()
+        assert (lost.label, other.label) == (Label.LOST, Label.LATE)
+    finally:
+        go.set()
+    desk.is_idle()
+    assert desk.returned == [late]
+    assert (lost.label, other.label) == (Label.LOST, Label.LATE)

@@ -152,6 +152,61 @@ def test_a_stopped_receiver_starts_nothing(desk: Desk) -> None:
     assert slot.label is Label.LATE
 
 
+@pytest.mark.parametrize("how", ["late", "lost", "unknown", "old"])
+def test_once_stopped_at_any_line_no_slot_changes_hands(
+    control_server: ControlServer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The session then looks where its slots are: none may be on the way."""
+    starts: list[Callable[[], None]] = []
+    monkeypatch.setattr(
+        _thread, "start_new_thread", lambda run, _args: starts.append(run)
+    )
+    control_server.knows_nothing = how == "unknown"
+    control_server.version = "2.49.0" if how == "old" else "2.51.0"
+
+    def place(desk: Desk, slot: Slot) -> object:
+        region = slot.tensors[-1].registration.region
+        return slot.server_hold, region, list(desk.returned), list(desk.retired)
+
+    def stops_at(line: int) -> Halt[None]:
+        desk = Desk()
+        (slot,) = desk.late() if how == "late" else desk.lost()
+        if how == "late":
+            desk.reply(slot)
+        desk.watch(slot)
+        places: list[object] = []
+
+        def stop() -> None:
+            desk.receiver.stop()
+            places.append(place(desk, slot))
+
+        stopping = threading.Thread(target=stop)
+        with Halt(starts.pop(), line) as thread:
+            stopping.start()
+            # Unless it has to wait for what happens at that line.
+            stopping.join(0.02)
+        stopping.join()
+        assert places == [place(desk, slot)]
+        given = [*desk.returned, *desk.retired]
+        assert slot.server_hold == (given in ([], desk.retired))
+        assert starts == []
+        desk.close()
+        return thread
+
+    assert len(list(every(stops_at))) > 30
+
+
+def test_no_slot_is_given_back_to_a_session_that_is_gone(desk: Desk) -> None:
+    slots = desk.late(2)
+    desk.session = None
+    for slot in slots:
+        desk.reply(slot)
+    desk.watch(*slots)
+    desk.is_idle()
+    assert desk.returned == []
+    assert {slot.label for slot in slots} == {Label.LATE}
+
+
 def test_a_slot_that_is_closed_under_the_thread_does_no_harm(
     control_server: ControlServer,
 ) -> None:
@@ -166,7 +221,7 @@ def test_a_slot_that_is_closed_under_the_thread_does_no_harm(
         for each in slots:
             each.close()
 
-    desk.receiver._give_back = close_all
+    desk.give_back = close_all
     desk.watch(*slots)
     desk.is_idle()
     assert desk.receiver.late_replies >= 1
