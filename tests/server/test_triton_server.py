@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from shmlane import ModelNotReady, Session
 from shmlane.errors import ServerUnreachable, UsageError
 from shmlane.server import TritonServer
 from tests.machine import children, is_running, parent, write_model
@@ -139,6 +140,13 @@ def test_models_in_python_may_be_named_one_by_one(
     arguments = ["--model-control-mode", "explicit", f"--load-model={named}"]
     with TritonServer(tmp_path, extra_args=arguments) as server:
         assert server.model_names() == ["model"]
+
+
+def test_the_model_that_checks_a_server_is_not_among_its_models(
+    with_python: TritonServer,
+) -> None:
+    with pytest.raises(ModelNotReady, match=r"it has: model\.$"):
+        Session(with_python.http_url, "other").open()
 
 
 # --- nothing is left behind -----------------------------------------------------------

@@ -75,10 +75,10 @@ def server_facts(address: Address) -> dict[str, Any]:
 
 
 def ready_models(address: Address) -> list[str]:
-    """Names of the ready models, less the one that only checks the server."""
+    """Names of the ready models."""
     reply = call(address, "/v2/repository/index", {"ready": True})
     models = reply[1] if reply and isinstance(reply[1], list) else []
-    return sorted({model["name"] for model in models} - {CHECK_MODEL})
+    return sorted({model["name"] for model in models})
 
 
 def wrong_echo(address: Address) -> str | None:

@@ -1,7 +1,8 @@
 """One launch of a tritonserver, from its command line to the first right answer.
 
 Owns what the server is told, the wait for readiness, the error that shows its log, and
-the check that Python models get the numbers a client sends. Ends the process on any
+the check that Python models get the numbers a client sends, which a short-lived server
+beforehand makes so that nobody finds its model among their own. Ends the process on any
 failure; refuses to return one that is not ready.
 """
 
@@ -9,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shmlane.errors import ServerStartFailed
 from shmlane.server import health
+from shmlane.server.cache import cache_root, make_once
 from shmlane.server.endpoints import LOOPBACK
 from shmlane.server.kept import KeptProcess, Leavings
 from shmlane.server.managed import Installation
@@ -29,9 +33,6 @@ _COMPLAINT = re.compile(
     r"|^unexpected argument|option format is",
     re.IGNORECASE,
 )
-_EXPLICIT = re.compile(r"--model-control-mode[= ]explicit")
-# Triton refuses to be told any other model beside this.
-_ALL_MODELS = re.compile(r"--load-model[= ]\*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,13 @@ class Launch:
         return health.Address(self.ports[0], self.unix_socket)
 
     def run(self) -> KeptProcess:
-        """Start the server and return once it is ready and computes right."""
+        """Start the server and return once it is ready, if it computes right."""
         python_models = serves_python(self.repositories)
+        if python_models:
+            self._ensure_right_data()
+        return self._start(python_models)
+
+    def _start(self, python_models: bool) -> KeptProcess:
         log_start = self.log.stat().st_size if self.log.exists() else 0
         process = KeptProcess(
             self._command(python_models),
@@ -71,8 +77,6 @@ class Launch:
         )
         try:
             self._wait_until_ready(process, log_start)
-            if python_models:
-                self._refuse_wrong_data()
         except BaseException:
             process.stop()
             raise
@@ -83,9 +87,6 @@ class Launch:
         return f"{self.name}_"
 
     def _command(self, python_models: bool) -> list[str]:
-        repositories = list(self.repositories)
-        if python_models:
-            repositories.append(check_repository())
         if self.unix_socket:
             http = [f"--http-address=unix:{self.unix_socket}"]
         else:
@@ -93,7 +94,7 @@ class Launch:
         return [
             str(self.installation.executable),
             f"--id={self.name}",
-            *(f"--model-repository={folder}" for folder in repositories),
+            *(f"--model-repository={folder}" for folder in self.repositories),
             *http,
             f"--grpc-address={LOOPBACK}",
             f"--grpc-port={self.ports[1]}",
@@ -102,16 +103,7 @@ class Launch:
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             *self.installation.arguments(python_models=python_models),
             *self.extra_args,
-            *self._check_model(python_models),
         ]
-
-    def _check_model(self, python_models: bool) -> list[str]:
-        """Names the model that checks, where the caller names the models to load."""
-        given = " ".join(self.extra_args)
-        names_models = _EXPLICIT.search(given) and not _ALL_MODELS.search(given)
-        if python_models and names_models:
-            return [f"--load-model={health.CHECK_MODEL}"]
-        return []
 
     def _wait_until_ready(self, process: KeptProcess, log_start: int) -> None:
         deadline = time.monotonic() + self.timeout
@@ -130,17 +122,44 @@ class Launch:
         renamed = any(argument.startswith("--id") for argument in self.extra_args)
         return renamed or health.server_facts(self.address).get("name") == self.name
 
-    def _refuse_wrong_data(self) -> None:
-        wrong = health.wrong_echo(self.address)
-        if wrong is None:
-            return
-        raise ServerStartFailed(
-            f"The Python backend of {self.installation.executable} hands models wrong "
-            f"data: {wrong}.",
-            hint="That is what a backend built for NumPy 1 does under NumPy 2: let the "
-            "models' Python have numpy<2.",
-            echoed=wrong,
-        )
+    def _ensure_right_data(self) -> None:
+        """Check once what is known to stay the same, all else before each start."""
+        state = self.installation.python_state()
+        if state is None or self._backend_options:
+            return self._check_data()
+        folder = cache_root() / f"python-backend-checked-{state}"
+        make_once(folder, lambda folder: self._check_data())
+        return None
+
+    def _check_data(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="shmlane-check-") as folder:
+            check = dataclasses.replace(
+                self,
+                name=f"{self.name}-check",
+                repositories=(check_repository(),),
+                unix_socket=f"{folder}/http.sock",
+                extra_args=(*self._backend_options, "--allow-grpc=false"),
+                log=self.log.with_name(f"{self.name}-check.log"),
+            )
+            process = check._start(python_models=True)
+            try:
+                wrong = health.wrong_echo(check.address)
+            finally:
+                process.kill()
+        if wrong is not None:
+            raise ServerStartFailed(
+                f"the Python backend of {self.installation.executable} hands models "
+                f"wrong data: {wrong}.",
+                hint="That is what a backend built for NumPy 1 does under NumPy 2: let "
+                "the models' Python have numpy<2.",
+                echoed=wrong,
+            )
+        check.log.unlink(missing_ok=True)
+
+    @property
+    def _backend_options(self) -> tuple[str, ...]:
+        """The caller's options that may decide what Python models get."""
+        return tuple(_backend_options(self.extra_args))
 
     def _failure(self, what: str, log_start: int) -> ServerStartFailed:
         text = self.log.read_bytes()[log_start:].decode(errors="replace")
@@ -154,3 +173,11 @@ class Launch:
             hint=f"The whole log is {self.log}.",
             log="\n".join(lines[-_LOG_TAIL_LINES:]),
         )
+
+
+def _backend_options(options: Sequence[str]) -> Iterator[str]:
+    is_value = False
+    for option in options:
+        if is_value or option.startswith("--backend-"):
+            yield option
+        is_value = option.startswith("--backend-") and "=" not in option

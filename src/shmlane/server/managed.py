@@ -71,6 +71,16 @@ class Installation:
             _prepend(environment, "LD_LIBRARY_PATH", library)
         return environment
 
+    def python_state(self) -> str | None:
+        """Changes with all that decides what Python models get; None if unknown."""
+        if not self.is_managed:
+            return None
+        models = model_python().parent.parent
+        numpy = sorted(each.name for each in models.glob("lib/*/*/numpy-*"))
+        facts = (models / _INTERPRETER_FACTS).read_text()
+        state = "\n".join([WHEEL, facts, *numpy])
+        return hashlib.sha256(state.encode()).hexdigest()[:12]
+
 
 def find_installation() -> Installation:
     """The server to use; makes the managed one if nothing else is installed."""
