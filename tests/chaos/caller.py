@@ -106,7 +106,7 @@ class Lane(NamedTuple):
         )
 
 
-def make_lanes(direct: str, between: str) -> list[Lane]:
+def make_lanes(direct: str, tcp: str, unix: str) -> list[Lane]:
     """The sessions of a client, straight and through what comes between.
 
     Replies lie in place, come on the wire, or answer a request that was sent again.
@@ -118,8 +118,9 @@ def make_lanes(direct: str, between: str) -> list[Lane]:
         Lane(_session(direct, "identity", outputs=place), EXPECTED),
         Lane(_session(direct, "identity"), EXPECTED),
         Lane(_session(direct, SLOW, outputs=place), EXPECTED),
-        Lane(_session(between, SLOW, outputs=place), lied_to),
-        Lane(_session(between, SLOW, outputs=place, replay=True), lied_to),
+        Lane(_session(unix, SLOW, outputs=place), lied_to),
+        Lane(_session(tcp, SLOW, outputs=place, replay=True), lied_to),
+        Lane(_session(tcp, "identity"), lied_to),
     ]
 
 
@@ -169,9 +170,9 @@ class Caller:
         except ShmlaneError as error:
             self._tally.add(type(error).__name__)
             if type(error) not in lane.expected:
-                self._report(f"an error that no fault explains:\n{_trace(error)}")
+                self._complain("an error that no fault explains", lane, error)
         except Exception as error:
-            self._report(f"not an error of shmlane's:\n{_trace(error)}")
+            self._complain("not an error of shmlane's", lane, error)
         if self._shelf.look(dice, drop=dice.random() < 0.1):
             self._tally.add("looks at kept views")
 
@@ -232,6 +233,10 @@ class Caller:
         if keep == "reply":
             self._shelf.put(Kept(output, token, f"a reply of {model}"))
 
+    def _complain(self, what: str, lane: Lane, error: Exception) -> None:
+        trace = "".join(traceback.format_exception(error))
+        self._report(f"{what}, of {lane.session!r}:\n{trace}")
+
     def _judge(self, output: Array, token: int, lane: Lane, shape: Shape) -> None:
         if wrong := complaint(output, token, shape):
             self._report(f"a reply of {lane.session!r} {wrong}")
@@ -263,7 +268,3 @@ def _limit(dice: random.Random) -> Timeout:
     if kind < 0.03:
         return dice.choice((0.0, 1e-6, 1e-4))
     return dice.uniform(0.0005, 0.03) if kind < 0.2 else DEFAULT
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

@@ -4,8 +4,9 @@ Owns its sessions, threads and tasks, what it measures of itself, and the alarm 
 call never ends. Every line on stdout is a message in JSON for the conductor.
 Refuses to outlive it, and to decide whether its numbers are good.
 
-Orders: "calm" (hold the callers back, drop all views, tell when every slot is free),
-"go", and "end".
+Orders: "calm" (hold the callers back, drop all views, tell when every slot is free and
+has been used), "use" (every slot once more), "visit" (open sessions), "leave" (close
+them), "go", and "end". Each but the last is answered when it is done.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -33,6 +34,7 @@ from shmlane import SessionStats, ShmlaneError
 from tests.chaos.caller import Caller, Lane, Tally, make_lanes
 from tests.chaos.gate import Gate
 from tests.chaos.machine import Usage
+from tests.chaos.rest import Rest
 from tests.chaos.tokens import Shelf, Tokens
 
 THREADS = 4
@@ -53,10 +55,13 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """What the conductor tells a client at its start."""
+    """What the conductor tells a client at its start.
 
-    direct: str
-    between: str
+    urls: the server, straight; through what comes between, over TCP and over a Unix
+        socket.
+    """
+
+    urls: Sequence[str]
     number: int
     seed: str
     conductor: int
@@ -110,10 +115,14 @@ class Client:
         self._ending = threading.Event()
         self._tally = Tally()
         self._shelf = Shelf(KEPT_VIEWS, voice.complain)
-        self._lanes = make_lanes(plan.direct, plan.between)
+        self._lanes = make_lanes(*plan.urls)
+        tokens = Tokens(plan.number)
+        self._rest = Rest(
+            self._lanes, tokens=tokens, tally=self._tally, report=voice.complain
+        )
         self._caller = Caller(
             self._lanes,
-            tokens=Tokens(plan.number),
+            tokens=tokens,
             tally=self._tally,
             shelf=self._shelf,
             report=voice.complain,
@@ -194,12 +203,20 @@ class Client:
 
     def obey(self, ears: Ears) -> None:
         """Follow orders until told to end; tell the counts meanwhile."""
+        acts = {
+            "calm": self._calm,
+            "use": self._rest.use_every_slot,
+            "visit": self._rest.visit,
+            "leave": self._rest.leave,
+            "go": self._gate.open,
+        }
         while (order := ears.next()) != "end":
-            if order == "calm":
-                self._calm()
-            elif order == "go":
-                self._gate.open()
+            if order is not None:
+                acts[order]()
             self._tell_counts()
+            if order is not None:
+                usage = asdict(Usage.of(os.getpid()))
+                self._voice.say("done", order=order, usage=usage)
             if self._gate.longest > HANG:
                 self._give_up("a call did not end")
 
@@ -209,9 +226,7 @@ class Client:
         self._shelf.clear()
         gc.collect()
         self._wait_until_free()
-        self._take_every_slot()
-        self._tell_counts()
-        self._voice.say("calm", usage=asdict(Usage.of(os.getpid())))
+        self._rest.use_every_slot()
 
     def _wait_until_free(self) -> None:
         deadline = time.monotonic() + FREE_WITHIN
@@ -221,17 +236,6 @@ class Client:
                 self._voice.complain(f"slots do not come free: {held}\n{sessions}")
                 return
             time.sleep(0.01)
-
-    def _take_every_slot(self) -> None:
-        """What is said to be free can be had."""
-        for lane in self._lanes:
-            session, slots = lane.session, lane.session.stats().slots
-            try:
-                with contextlib.ExitStack() as leases:
-                    for _ in range(slots):
-                        leases.enter_context(session.lease())
-            except ShmlaneError as error:
-                self._voice.complain(f"slots of {session!r} are lost: {error}")
 
     def _stats(self) -> list[SessionStats]:
         return [lane.session.stats() for lane in self._lanes]

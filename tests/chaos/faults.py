@@ -15,21 +15,25 @@ import random
 import secrets
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from shmlane.server import TritonServer
+from tests.chaos.between import BETWEEN, Between
 from tests.chaos.client import Plan
-from tests.chaos.handle import ChaosFailure, ClientProcess
-from tests.fault_proxy import FaultProxy
+from tests.chaos.handle import ChaosFailure, ClientProcess, clock
+from tests.chaos.machine import stands_still
 
 _LONGEST_STOP = 1.5
 _LONGEST_ABSENCE = 1.0
+_LONGEST_TROUBLE = 1.0
 _SHM = Path("/dev/shm")
 _PAGE = 4096
-_PATIENCE_LOST = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"
+_LAST_FAULTS = 12
+_LAST_LINES = 20
+_STILL_WITHIN = 10.0
 
 
 class Errand(NamedTuple):
@@ -50,7 +54,7 @@ class Playground:
     def __init__(
         self,
         server: TritonServer,
-        between: FaultProxy,
+        between: Between,
         *,
         seats: int,
         seed: str,
@@ -70,6 +74,7 @@ class Playground:
         self._server_stopped = False
         self._server_away = False
         self._bystander = ""
+        self._last_faults: deque[str] = deque(maxlen=_LAST_FAULTS)
 
     # --- faults -----------------------------------------------------------------------
 
@@ -79,7 +84,7 @@ class Playground:
             return bool(self._stoppable_clients())
         if fault == "client killed":
             return any(self.seats[1:])
-        if FAULTS[fault] in _IN_BETWEEN:
+        if fault in BETWEEN:
             return True
         if fault in ("server killed", "server killed amid requests"):
             return not self._server_away
@@ -87,7 +92,11 @@ class Playground:
 
     def cause(self, fault: str) -> None:
         self.counts[fault] += 1
-        FAULTS[fault](self)
+        self._last_faults.append(f"{clock()} {fault}")
+        if fault not in BETWEEN:
+            _OTHERS[fault](self)
+        elif undo := BETWEEN[fault](self.between):
+            self.later(self._dice.uniform(0.02, _LONGEST_TROUBLE), undo)
 
     def _kill_server(self) -> None:
         self._server_away = True
@@ -158,32 +167,10 @@ class Playground:
             path.unlink()
         self._bystander = name
 
-    def _break_off(self) -> None:
-        """The server does not notice, and does all that it was asked."""
-        self.between.break_off()
-
     def _break_off_amid_requests(self) -> None:
         """What it was asked it does only later, when nobody can hear its answer."""
         self._stop_server()
         self.later(self._dice.uniform(0.05, 0.3), self.between.break_off)
-
-    def _say_twice(self) -> None:
-        self.between.on_replies(copies=2)
-        self.later(
-            self._dice.uniform(0.02, 0.5), lambda: self.between.on_replies(copies=1)
-        )
-
-    def _answer_in_its_place(self) -> None:
-        """What comes between has lost patience, whether or not anything was asked."""
-        self.between.inject(_PATIENCE_LOST)
-
-    def _hold_up(self) -> None:
-        """Requests or replies do not get through for a while."""
-        change = self._dice.choice((self.between.on_requests, self.between.on_replies))
-        change(is_stalled=True)
-        self.later(
-            self._dice.uniform(0.02, _LONGEST_STOP), lambda: change(is_stalled=False)
-        )
 
     def _ask(self, path: str, body: object = None) -> None:
         status, reply = self.server.call(path, {} if body is None else body)
@@ -206,10 +193,25 @@ class Playground:
             os.kill(self.server.pid, signal.SIGCONT)
         self._server_stopped = False
 
+    def restart_server(self) -> None:
+        """At once, while nobody asks it anything."""
+        self._server_away = True
+        self.start_server()
+
+    def halt_server(self) -> None:
+        """Stop it until `continue_server`, and return once it stands still."""
+        os.kill(self.server.pid, signal.SIGSTOP)
+        self._server_stopped = True
+        deadline = time.monotonic() + _STILL_WITHIN
+        while not stands_still(self.server.pid):
+            if time.monotonic() > deadline:
+                raise ChaosFailure(f"{self.server!r} was stopped and goes on")
+            time.sleep(0.001)
+
     def fill_seat(self, seat: int) -> None:
         if self.seats[seat] is None:
             number = next(self._numbers)
-            plan = Plan(*self.urls, number, self._seed, os.getpid())
+            plan = Plan(self.urls, number, self._seed, os.getpid())
             self.seats[seat] = ClientProcess(plan, self._folder)
 
     def dismiss(self) -> None:
@@ -226,8 +228,8 @@ class Playground:
     def put_right(self) -> None:
         """Everybody is there and runs."""
         self._errands.clear()
-        self.between.on_requests(is_stalled=False)
-        self.between.on_replies(is_stalled=False, copies=1)
+        self._last_faults.append(f"{clock()} everything put right")
+        self.between.put_right()
         self.start_server()
         self.continue_server()
         for seat, client in enumerate(self.seats):
@@ -254,9 +256,9 @@ class Playground:
     # --- looking ----------------------------------------------------------------------
 
     @property
-    def urls(self) -> tuple[str, str]:
+    def urls(self) -> tuple[str, ...]:
         """Where the server is, straight and through what comes between."""
-        return self.server.http_url, self.between.url
+        return self.server.http_url, *self.between.urls
 
     @property
     def clients(self) -> list[ClientProcess]:
@@ -275,8 +277,7 @@ class Playground:
         for client in self.clients:
             self._refuse_ended(client)
         if not (self._server_away or self.server.is_alive):
-            log = "\n".join(self.server.log_text().splitlines()[-30:])
-            raise ChaosFailure(f"{self.server!r} by itself; from its log:\n{log}")
+            raise ChaosFailure(f"{self.server!r} by itself")
 
     def _refuse_ended(self, client: ClientProcess) -> None:
         if client.has_ended:
@@ -289,28 +290,29 @@ class Playground:
         if self._bystander and self._bystander not in names:
             raise ChaosFailure(f"somebody unregistered {self._bystander}")
 
+    def story(self) -> str:
+        """What happened last, for whoever must understand a failure."""
+        lines = ["the last faults:", *self._last_faults]
+        for client in (*self.clients, *self.dismissed):
+            if said := client.said:
+                lines += [f"{client!r} said:", *said.splitlines()[-_LAST_LINES:]]
+        lines += ["the end of the server's log:"]
+        lines += self.server.log_text().splitlines()[-_LAST_LINES:]
+        return "\n  ".join(lines)
+
     def __repr__(self) -> str:
         return f"<Playground {self.server!r} {self.seats!r}>"
 
 
-FAULTS: dict[str, Callable[[Playground], None]] = {
+_OTHERS: dict[str, Callable[[Playground], None]] = {
     "server killed": Playground._kill_server,
     "server killed amid requests": Playground._kill_server_amid_requests,
     "server told to end": Playground._end_server,
     "server stopped": Playground._stop_server,
-    "connections broken": Playground._break_off,
     "connections broken amid requests": Playground._break_off_amid_requests,
-    "replies sent twice": Playground._say_twice,
-    "408 from in between": Playground._answer_in_its_place,
-    "bytes held up in between": Playground._hold_up,
     "client stopped": Playground._stop_client,
     "client killed": Playground._kill_client,
     "regions wiped by a stranger": Playground._wipe,
     "region of a stranger": Playground._come_and_go,
 }
-_IN_BETWEEN = (
-    Playground._break_off,
-    Playground._say_twice,
-    Playground._answer_in_its_place,
-    Playground._hold_up,
-)
+FAULTS = (*_OTHERS, *BETWEEN)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -24,8 +25,13 @@ from tests.chaos.machine import Usage
 
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = "tests.chaos.client"
-_CALM_WITHIN = HANG + FREE_WITHIN + 10
+_DONE_WITHIN = HANG + FREE_WITHIN + 10
 _STACKS_WITHIN = 5.0
+
+
+def clock() -> str:
+    """The time of day as the server's log has it."""
+    return f"{datetime.now(tz=timezone.utc):%H:%M:%S.%f}"
 
 
 class ChaosFailure(AssertionError):
@@ -66,7 +72,7 @@ class ClientProcess:
                 bufsize=0,
             )
         self._orders = cast("IO[bytes]", self._process.stdin)
-        self._calm: queue.SimpleQueue[Usage] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[str, Usage]] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -99,19 +105,23 @@ class ClientProcess:
         with contextlib.suppress(BrokenPipeError):
             self._orders.write(word.encode() + b"\n")
 
-    def await_calm(self) -> Usage:
-        """What it uses now that all its slots are free, after the order "calm"."""
-        try:
-            return self._calm.get(timeout=_CALM_WITHIN)
-        except queue.Empty:
-            raise ChaosFailure(
-                f"client {self.number} does not come to rest:\n{self.stacks()}"
-            ) from None
+    def await_done(self, word: str) -> Usage:
+        """What it uses now that an order is carried out."""
+        done = ""
+        while done != word:
+            try:
+                done, usage = self._done.get(timeout=_DONE_WITHIN)
+            except queue.Empty:
+                raise ChaosFailure(
+                    f"client {self.number} does not carry out {word!r}:\n"
+                    f"{self.stacks()}"
+                ) from None
+        return usage
 
     def await_end(self) -> None:
         """Wait for its end after the order "end"; it must be a good one."""
         try:
-            code = self._process.wait(_CALM_WITHIN)
+            code = self._process.wait(_DONE_WITHIN)
         except subprocess.TimeoutExpired:
             raise ChaosFailure(
                 f"client {self.number} does not end:\n{self.stacks()}"
@@ -151,9 +161,10 @@ class ClientProcess:
         if kind == "counts":
             self.counts = Counter(message["counts"])
         elif kind == "complaint":
-            self.complaints.append(f"client {self.number}: {message['what']}")
-        elif kind == "calm":
-            self._calm.put(Usage(**message["usage"]))
+            what = message["what"]
+            self.complaints.append(f"{clock()} client {self.number}: {what}")
+        elif kind == "done":
+            self._done.put((message["order"], Usage(**message["usage"])))
         elif kind == "guarded":
             self.is_guarded = True
         else:

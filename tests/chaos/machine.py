@@ -1,4 +1,4 @@
-"""What a process uses of the machine.
+"""What a process uses of the machine, and whether it stands still.
 
 Owns reading it from /proc. Refuses to judge it.
 """
@@ -27,3 +27,12 @@ class Usage:
             memory=int(fields["RssAnon"].split()[0]) * 1024,
             descriptors=len(os.listdir(f"/proc/{pid}/fd")),
         )
+
+
+def stands_still(pid: int) -> bool:
+    """Whether every thread of a process is stopped."""
+    states = [
+        path.read_text().rpartition(")")[2].split()[0]
+        for path in Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
+    return set(states) == {"T"}

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.chaos.examination import untold
 from tests.chaos.faults import FAULTS
 from tests.chaos.gate import Gate
 from tests.chaos.machine import Usage
@@ -97,6 +98,21 @@ def test_a_changed_view_is_found_also_when_it_makes_room_or_at_the_end() -> None
     array[...] = 1
     shelf.clear()
     assert len(told) == 1
+
+
+# --- what is left ---------------------------------------------------------------------
+
+
+def test_a_registration_is_told_of_by_its_file_however_its_key_is_spelt() -> None:
+    registered = {
+        "shmlane.1.0.0": "/shmlane.1",
+        "shmlane.1.1.0": "//shmlane.1",
+        "shmlane.2.0.3": "/shmlane.2",
+        "stranger-1": "/stranger-1",
+    }
+    assert untold(registered, {"shmlane.1", "shmlane.2"}) == []
+    assert untold(registered, {"shmlane.1"}) == ["shmlane.2.0.3"]
+    assert len(untold(registered, ())) == 3
 
 
 # --- the gate -------------------------------------------------------------------------
