@@ -32,7 +32,9 @@ class Timeouts:
     """Limits in seconds. None waits for ever and has to be asked for.
 
     connect: making a connection, retries included. lease: waiting for a free slot.
-    infer: one inference, from making ready to the last byte of the reply.
+    infer: one inference, from making ready to the last byte of the reply. Where the
+    server is given by name, each connection begins with looking that up, for which the
+    limits of the system's resolver hold instead; addresses and Unix sockets need none.
     """
 
     connect: float | None = 2.0

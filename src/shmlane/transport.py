@@ -48,6 +48,16 @@ _FIRST_PAUSE = 0.005
 _LONGEST_POLL = float((1 << 31) - 1)
 _LONGEST_PAUSE = 0.1
 
+# A peer that vanishes without a word (its machine, or what leads to it) is noticed
+# within a minute: asked from half of it on, and no longer waited for at its end.
+_KEEPALIVE = {
+    "TCP_KEEPIDLE": 30,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    # Milliseconds, for bytes that the peer never acknowledged: no probe is sent then.
+    "TCP_USER_TIMEOUT": 60_000,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
@@ -122,7 +132,7 @@ class Endpoint:
         """One attempt at a connected socket; raises OSError."""
         if not self.path:
             connected = socket.create_connection((self.host, self.port), timeout)
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _set_options(connected)
             return connected
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -142,6 +152,15 @@ class Endpoint:
         except OSError:
             return False
         return False
+
+
+def _set_options(connected: socket.socket) -> None:
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        # Not every system has each of them; then its own values hold.
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _is_ipv6(address: str | None) -> bool:

@@ -6,6 +6,7 @@ stay, as after a crash, until somebody can take back both.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
@@ -155,11 +156,15 @@ def test_files_go_at_once_where_no_server_is(server: ScriptedServer) -> None:
     server.start()
 
 
+@pytest.mark.parametrize("wait", [True, False])
 def test_nothing_stays_of_a_slot_that_comes_back_as_the_session_closes(
-    server: ScriptedServer, go: threading.Event, monkeypatch: pytest.MonkeyPatch
+    server: ScriptedServer,
+    go: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    wait: bool,
 ) -> None:
     session = session_at(server).open()
-    closing = threading.Thread(target=session.close)
+    closing = threading.Thread(target=session.close, kwargs={"wait": wait})
     give_back = session._receiver._give_back
 
     def give_back_late(slot: Slot) -> None:
@@ -175,6 +180,33 @@ def test_nothing_stays_of_a_slot_that_comes_back_as_the_session_closes(
     go.set()
     eventually(lambda: closing.ident is not None, "the late reply has come")
     closing.join()
+    assert not files_of(server)
+    assert not server.regions
+
+
+def test_nothing_stays_of_a_session_that_is_collected_as_a_slot_comes_back(
+    server: ScriptedServer, go: threading.Event
+) -> None:
+    """By the very thread that is about to give the slot back."""
+    session = session_at(server).open()
+    receiver = session._receiver
+    give_back = receiver._give_back
+
+    def collect_first(slot: Slot) -> None:
+        gc.collect()
+        give_back(slot)
+
+    receiver._give_back = collect_first
+    server.script(Delay(go))
+    with pytest.raises(InferTimeout):
+        ask(session)
+    # Only the collector ends it.
+    vars(session)["itself"] = session
+    del session
+    go.set()
+    eventually(lambda: not receiver.is_busy, "the late reply has come")
+    with pytest.warns(ResourceWarning, match="dropped without close"):
+        gc.collect()
     assert not files_of(server)
     assert not server.regions
 

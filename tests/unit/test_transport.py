@@ -64,6 +64,26 @@ def test_a_connection_leads_to_the_server_without_delay(
         assert twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the options are Linux's")
+def test_a_peer_that_vanishes_without_a_word_is_noticed_within_a_minute(
+    connection: HttpConnection,
+) -> None:
+    with socket.socket(fileno=os.dup(connection.fileno())) as twin:
+        assert twin.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        first, pause, times = (
+            twin.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (
+                socket.TCP_KEEPIDLE,
+                socket.TCP_KEEPINTVL,
+                socket.TCP_KEEPCNT,
+            )
+        )
+        # Probes come only behind bytes that were acknowledged: those have a limit too.
+        unanswered = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert first + pause * times <= 60
+    assert 0 < unanswered <= 60_000
+
+
 def test_what_cannot_be_sent_at_all_says_so_and_closes(
     connection: HttpConnection, peer: socket.socket
 ) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from shmlane.errors import ServerUnreachable
 from shmlane.server.health import Address, call
+from shmlane.transport import Endpoint
 
-_UNIX = "unix://"
 _MOST_READINGS = 100
 _BETWEEN_READINGS_S = 0.005
 
@@ -74,7 +74,8 @@ class ServerStats:
         return str(self._get("/v2")["version"])
 
     def _get(self, path: str) -> dict[str, Any]:
-        reply = call(_address(self.url), path)
+        where = Endpoint.parse(self.url)
+        reply = call(Address(where.port, where.path or None), path)
         if reply is None or reply[0] != 200 or not isinstance(reply[1], dict):
             raise ServerUnreachable(
                 f"The server at {self.url} answered {path} with "
@@ -83,9 +84,3 @@ class ServerStats:
                 url=self.url,
             )
         return reply[1]
-
-
-def _address(url: str) -> Address:
-    if url.startswith(_UNIX):
-        return Address(unix_socket=url.removeprefix(_UNIX))
-    return Address(int(url.rpartition(":")[2]))
