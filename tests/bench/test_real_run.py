@@ -196,7 +196,7 @@ def test_a_worker_that_cannot_start_says_why(servers: Servers) -> None:
 
 def test_an_address_that_the_plan_needs_must_be_given(servers: Servers) -> None:
     plan = small_plan("shmlane-unix")
-    with pytest.raises(UsageError, match="No server has the unix"):
+    with pytest.raises(UsageError, match="no server has the unix"):
         run(plan, servers=dataclasses.replace(servers, unix=None))
     with pytest.raises(UsageError, match="counted over HTTP"):
         run(small_plan("cpp-grpc"), servers=dataclasses.replace(servers, http=None))

@@ -225,7 +225,7 @@ def test_without_pip_and_uv_both_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(sys, "_base_executable", "/no/such/python", raising=False)
-    with pytest.raises(InstallFailed, match=r"Neither pip nor uv.*SHMLANE_TRITON"):
+    with pytest.raises(InstallFailed, match=r"neither pip nor uv.*SHMLANE_TRITON"):
         interpreters.find_installer()
 
 

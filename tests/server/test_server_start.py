@@ -21,7 +21,7 @@ def test_a_taken_port_is_refused_by_number(which: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         server = TritonServer(**{which: port})
-        with pytest.raises(ServerStartFailed, match=f"Port {port}"):
+        with pytest.raises(ServerStartFailed, match=f"port {port}"):
             server.start()
     assert not server.is_alive
 
@@ -62,7 +62,7 @@ def test_a_socket_in_use_is_left_to_its_owner(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(str(path))
         living.listen()
-        with pytest.raises(ServerStartFailed, match="Another process listens"):
+        with pytest.raises(ServerStartFailed, match="another process listens"):
             TritonServer(unix_socket=path).start()
         assert path.exists()
 

@@ -202,7 +202,7 @@ def _chosen(
     if unknown or not wanted:
         what = f"no {kind} {unknown[0]!r}" if unknown else f"no {kind} named"
         raise UsageError(
-            f"There is {what}.",
+            f"there is {what}.",
             hint=f"Known are {', '.join(known)}.",
             unknown=unknown,
         )
@@ -213,7 +213,7 @@ def _checked_concurrency(values: Iterable[int] | None) -> tuple[int, ...]:
     wanted = tuple(sorted(set(DEFAULT_CONCURRENCY if values is None else values)))
     if not wanted or wanted[0] < 1 or wanted[-1] > MOST_CONCURRENCY:
         raise UsageError(
-            f"Concurrency {', '.join(map(str, wanted)) or 'of nothing'} cannot be "
+            f"concurrency {', '.join(map(str, wanted)) or 'of nothing'} cannot be "
             f"measured; allowed are 1 to {MOST_CONCURRENCY}.",
             limit=MOST_CONCURRENCY,
         )

@@ -268,7 +268,7 @@ def _only(rows: Iterable[_Row], wanted: Mapping[str, object]) -> _Row:
             return row
     facts = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
     raise UsageError(
-        f"Nothing was measured for {facts}.",
+        f"nothing was measured for {facts}.",
         hint="Name what the plan has; ratios have a shmlane client on top.",
         wanted=dict(wanted),
     )

@@ -37,7 +37,7 @@ class Servers:
         url: str | None = getattr(self, contender.endpoint)
         if url is None:
             raise UsageError(
-                f"No server has the {contender.endpoint} address that "
+                f"no server has the {contender.endpoint} address that "
                 f"{contender.name} needs.",
                 hint=f"Give Servers({contender.endpoint}=...).",
             )
@@ -48,7 +48,7 @@ class Servers:
         url = self.unix if contender.endpoint == "unix" else self.http
         if url is None:
             raise UsageError(
-                f"The inferences of {contender.name} are counted over HTTP, and no "
+                f"the inferences of {contender.name} are counted over HTTP, and no "
                 "server has an HTTP address.",
                 hint="Give Servers(http=...) of the same server.",
             )

@@ -163,7 +163,7 @@ class Worker:
         # Reading by position: the worker writes where a seek here would put it.
         log = os.pread(self._log.fileno(), _LONGEST_LOG, 0)
         return ContenderFailed(
-            f"The worker of {self._name} {what.rstrip('.')}.",
+            f"the worker of {self._name} {what.rstrip('.')}.",
             hint="The context of this error has all that it printed, as `log`.",
             contender=self._name,
             exit_code=self._process.poll(),

@@ -19,7 +19,7 @@ CALLED_WRONGLY = 2
 INTERRUPTED = 130
 
 _EXTRA_MISSING = """\
-shmlane: The command line needs {name}, which is not installed.
+shmlane: the command line needs {name}, which is not installed.
 Install it with: pip install 'shmlane[cli]'
 """
 

@@ -111,7 +111,7 @@ def _refuse_lost_output(file: Path | None) -> None:
     """Before minutes of measuring, not after."""
     if file is not None and not os.access(file.absolute().parent, os.W_OK):
         raise typer.BadParameter(
-            f"The folder of {file} cannot be written.", param_hint="--json"
+            f"the folder of {file} cannot be written.", param_hint="--json"
         )
 
 

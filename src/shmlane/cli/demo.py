@@ -47,5 +47,5 @@ def _make_folder(folder: Path) -> None:
         reason = error.strerror or str(error)
     if reason:
         raise typer.BadParameter(
-            f"No picture can be put into {folder}: {reason}.", param_hint="--output"
+            f"no picture can be put into {folder}: {reason}.", param_hint="--output"
         )

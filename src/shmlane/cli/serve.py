@@ -146,7 +146,7 @@ def _wait_for_end(server: TritonServer) -> None:
         time.sleep(_POLL_INTERVAL)
     killed = server.exit_code == _KILLED
     raise LocalServerError(
-        f"The server ended by itself: {server!r}.",
+        f"the server ended by itself: {server!r}.",
         hint=f"Its log is {server.log_path}."
         + (f" {_OUT_OF_MEMORY}" if killed else ""),
     )

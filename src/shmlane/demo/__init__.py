@@ -18,7 +18,7 @@ def require_extras() -> None:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ExtraMissing(
-            f"The demo needs {', '.join(missing)}, not installed here.",
+            f"the demo needs {', '.join(missing)}, not installed here.",
             hint="Install with: pip install 'shmlane[all]'",
             missing=missing,
         )

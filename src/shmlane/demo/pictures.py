@@ -87,7 +87,7 @@ def photographs(*, limit: int = 3) -> list[Photograph]:
             found.append(Photograph(Path(inner).stem, _bytes(pixels)))
     if not found:
         raise ExtraMissing(
-            "No installed package ships a photograph for the demo.",
+            "no installed package ships a photograph for the demo.",
             hint="Install one that does: pip install 'shmlane[bench]'",
         )
     return found
@@ -144,7 +144,7 @@ def planes_into(
     planes = cv2.split(resized(picture, width, height))
     if len(planes) != channels:
         raise UsageError(
-            f"The picture has {len(planes)} channels and the tensor {channels}."
+            f"the picture has {len(planes)} channels and the tensor {channels}."
         )
     for plane, out, centre, spread in zip(planes, view, mean, deviation, strict=True):
         np.multiply(plane, np.float32(1 / (255 * spread)), out=out)
@@ -169,7 +169,7 @@ def save_png(path: Path, picture: Picture) -> None:
         path.write_bytes(encoded.tobytes())
     except OSError as error:
         raise UsageError(
-            f"The picture cannot be written to {path}: {error.strerror}.",
+            f"the picture cannot be written to {path}: {error.strerror}.",
             hint="Choose another folder.",
             path=str(path),
         ) from error

@@ -80,7 +80,7 @@ def run(folder: Path, *, quiet: bool, with_bench: bool) -> Outcome:
     """
     if sys.platform != "linux":
         raise UnsupportedPlatform(
-            f"The demo starts a tritonserver, which does not exist on {sys.platform}.",
+            f"the demo starts a tritonserver, which does not exist on {sys.platform}.",
             hint="Run it on Linux.",
         )
     started = time.monotonic()

@@ -60,7 +60,7 @@ def find_text_boxes(
     """
     if probability.ndim != 2:
         raise TensorMismatch(
-            f"A map has 2 dimensions, this one {probability.ndim}.",
+            f"a map has 2 dimensions, this one {probability.ndim}.",
             shape=probability.shape,
         )
     boxes = []

@@ -92,7 +92,7 @@ def make_folder(folder: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise InstallFailed(
-            f"The cache folder {folder} cannot be written: {error.strerror}.",
+            f"the cache folder {folder} cannot be written: {error.strerror}.",
             hint="Set SHMLANE_CACHE to a folder that can.",
             folder=str(folder),
         ) from error
@@ -109,7 +109,7 @@ def locked(folder: Path) -> Iterator[None]:
         import fcntl
     except ImportError:
         raise UnsupportedPlatform(
-            "Running a tritonserver from here needs Linux.",
+            "running a tritonserver from here needs Linux.",
             hint="Start one elsewhere and pass its address.",
         ) from None
     path = folder.with_name(f".{folder.name}.lock")
@@ -137,7 +137,7 @@ def _wait_for_lock(take: Callable[[], None], path: Path) -> None:
             announced = True
         if waited > _LOCK_TIMEOUT:
             raise InstallFailed(
-                f"Another process has held {path} for {_LOCK_TIMEOUT:.0f} s.",
+                f"another process has held {path} for {_LOCK_TIMEOUT:.0f} s.",
                 hint="See what it does (fuser names it) and try again.",
                 lock=str(path),
             )

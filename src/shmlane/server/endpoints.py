@@ -26,7 +26,7 @@ def checked_socket_path(path: str | Path) -> str:
     length = len(os.fsencode(absolute))
     if length > _LONGEST_UNIX_PATH:
         raise UsageError(
-            f"The Unix socket path {absolute} has {length} bytes; the kernel allows "
+            f"the Unix socket path {absolute} has {length} bytes; the kernel allows "
             f"{_LONGEST_UNIX_PATH}.",
             hint="Choose a shorter one, for example under /tmp.",
             length=length,
@@ -60,7 +60,7 @@ def refuse_taken_ports(ports: Iterable[int]) -> None:
                 probe.bind((LOOPBACK, port))
             except OSError as error:
                 raise ServerStartFailed(
-                    f"Port {port} of {LOOPBACK} cannot be used: {error.strerror}.",
+                    f"port {port} of {LOOPBACK} cannot be used: {error.strerror}.",
                     hint="Choose another port, or 0 for any free one.",
                     port=port,
                 ) from error
@@ -85,7 +85,7 @@ def clear_socket(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(path) == 0:
             raise ServerStartFailed(
-                f"Another process listens on the Unix socket {path}.",
+                f"another process listens on the Unix socket {path}.",
                 hint="Stop it or choose another path.",
                 path=path,
             )
@@ -96,7 +96,7 @@ def _refuse_missing_folder(path: str) -> None:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise UsageError(
-            f"The folder of the Unix socket {path} does not exist.",
+            f"the folder of the Unix socket {path} does not exist.",
             hint=f"Make it first: mkdir -p {folder}",
             path=path,
         )

@@ -64,7 +64,7 @@ def find_model_interpreter() -> Interpreter:
             return found
         refused.append(f"{executable}: {found}")
     raise InstallFailed(
-        "No Python for Triton's models was found. Looked at "
+        "no Python for Triton's models was found. Looked at "
         + ("; ".join(refused) or "nothing: no python3 is on PATH")
         + ".",
         hint=f"Install one of Python {', '.join(MODEL_VERSIONS)} with its shared "
@@ -120,7 +120,7 @@ def find_installer() -> Installer:
         if found := _examine_pip(executable):
             return found
     raise InstallFailed(
-        f"Neither pip nor uv was found: {sys.executable} has no pip, uv is not on "
+        f"neither pip nor uv was found: {sys.executable} has no pip, uv is not on "
         "PATH, and no other Python there has pip.",
         hint="Install one (uv pip install pip, or python -m ensurepip), or set "
         "SHMLANE_TRITONSERVER to a tritonserver that is installed already.",

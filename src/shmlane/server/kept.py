@@ -113,6 +113,6 @@ class KeptProcess:
         code = self._keeper.wait()
         self._close_pipes()
         raise ServerStartFailed(
-            f"The process that keeps a server ended with {code} before starting it.",
+            f"the process that keeps a server ended with {code} before starting it.",
             hint="Its message is on stderr.",
         )

@@ -153,7 +153,7 @@ def _checked(executable: Path) -> Path:
 def _managed_server() -> Path:
     if sys.platform != "linux":
         raise UnsupportedPlatform(
-            f"There is no tritonserver to install on {sys.platform}.",
+            f"there is no tritonserver to install on {sys.platform}.",
             hint="Start one on Linux and pass its address.",
         )
     folder = make_once(

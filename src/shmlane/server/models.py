@@ -57,7 +57,7 @@ def demo_models(*names: str) -> list[Path]:
     known = (*ECHO_MODELS, *NETWORKS)
     if unknown := [name for name in names if name not in known]:
         raise UsageError(
-            f"There is no demo model {unknown[0]!r}.",
+            f"there is no demo model {unknown[0]!r}.",
             hint=f"The demo models are {', '.join(known)}.",
             name=unknown[0],
         )

@@ -76,8 +76,11 @@ def network(name: str) -> Network:
     for known in _NETWORKS:
         if known.name == name:
             return known
-    names = ", ".join(known.name for known in _NETWORKS)
-    raise UsageError(f"There is no network {name!r}; there are {names}.", name=name)
+    raise UsageError(
+        f"there is no network {name!r}.",
+        hint=f"The networks are {', '.join(known.name for known in _NETWORKS)}.",
+        name=name,
+    )
 
 
 def repository(name: str) -> Path:

@@ -89,7 +89,7 @@ class TritonServer:
         """`127.0.0.1:port` of HTTP."""
         if self._socket is not None:
             raise UsageError(
-                f"This server speaks HTTP on {self._socket} and on no port.",
+                f"this server speaks HTTP on {self._socket} and on no port.",
                 hint="Use unix_url, or start it without unix_socket.",
             )
         return f"{LOOPBACK}:{self._known_ports()[0]}"
@@ -104,7 +104,7 @@ class TritonServer:
         """`unix:///path` of HTTP on the Unix socket."""
         if self._socket is None:
             raise UsageError(
-                "This server has no Unix socket.",
+                "this server has no Unix socket.",
                 hint="Use http_url, or start it with unix_socket=PATH.",
             )
         return f"unix://{self._socket}"
@@ -113,7 +113,7 @@ class TritonServer:
     def pid(self) -> int:
         """Process id of tritonserver itself."""
         if self._process is None:
-            raise UsageError("This server was never started.", hint="Call start().")
+            raise UsageError("this server was never started.", hint="Call start().")
         return self._process.pid
 
     @property
@@ -161,7 +161,7 @@ class TritonServer:
         for folder in self._repositories:
             if not folder.is_dir():
                 raise UsageError(
-                    f"The model repository {folder} is not a folder.",
+                    f"the model repository {folder} is not a folder.",
                     hint="Give the folder that holds the models' folders.",
                     path=str(folder),
                 )
@@ -225,6 +225,6 @@ class TritonServer:
     def _known_ports(self) -> tuple[int, int]:
         if self._ports is None:
             raise UsageError(
-                "This server has no address before it is started.", hint="Call start()."
+                "this server has no address before it is started.", hint="Call start()."
             )
         return self._ports
