@@ -24,7 +24,7 @@ from .errors import (
 )
 from .exchange import Answer
 from .layout import Array, unknown_tensor
-from .slots import Slot, Tensor
+from .slots import Holder, Slot, Tensor
 
 Self = TypeVar("Self", bound="BaseLease")
 
@@ -33,7 +33,7 @@ class LeaseHost(Protocol):
     """What a lease asks of its session."""
 
     def _why_unusable(self) -> ShmlaneError | None: ...
-    def _give_back(self, slot: Slot) -> None: ...
+    def _give_back(self, lease: Holder) -> None: ...
     def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None: ...
 
 
@@ -93,16 +93,26 @@ class Result(Mapping[str, Array]):
         return f"<Result {shapes}>"
 
 
-class BaseLease:
-    """The right to use one slot until `release` or the end of the `with` block."""
+class BaseLease(Holder):
+    """The right to use one slot until `release` or the end of the `with` block.
+
+    It is made before it is given its slot: whoever is interrupted meanwhile drops it,
+    and what it holds by then goes back.
+    """
 
     __slots__ = ("_given", "_host", "_slot")
 
-    def __init__(self, host: LeaseHost, slot: Slot) -> None:
-        slot.leased = True
+    def __init__(self, host: LeaseHost) -> None:
+        self._hold = []
         self._host = host
-        self._slot: Slot | None = slot
+        self._slot: Slot | None = None
         self._given = 0
+
+    def _begin(self: Self) -> Self:
+        """The lease is the caller's from now on."""
+        self._slot = slot = self._hold[0]
+        slot.leased = True
+        return self
 
     def __getitem__(self, name: str) -> Array:
         """The input `name` as a writable array over shared memory, to be filled.
@@ -195,10 +205,9 @@ class BaseLease:
         Views that are still alive keep their content; the slot is not used again while
         they live. A request that is still unanswered keeps the slot until its reply.
         """
-        slot = self._slot
-        if slot is not None:
-            self._slot = None
-            self._host._give_back(slot)
+        self._slot = None
+        if self._hold:
+            self._host._give_back(self)
 
     def __enter__(self: Self) -> Self:
         return self
@@ -209,15 +218,17 @@ class BaseLease:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        slot = self._slot
-        if slot is not None:
-            self._slot = None
-            self._host._give_back(slot)
+        self._slot = None
+        if self._hold:
+            self._host._give_back(self)
 
     def __del__(self) -> None:
-        if getattr(self, "_slot", None) is not None:
-            state = repr(self)
-            self.release()
+        if not getattr(self, "_hold", None):
+            return
+        # One that no caller has got yet goes back in silence.
+        state = "" if self._slot is None else repr(self)
+        self.release()
+        if state:
             warnings.warn(
                 f"{state} was dropped without release; use it in a with block.",
                 ResourceWarning,

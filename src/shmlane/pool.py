@@ -8,18 +8,22 @@ Any thread may call anything here. Some entry points are also called from finali
 weak reference callbacks, which may run inside any other call of the same thread:
 `release`, `close` and `_note_death`. They append to a deque and then serve waiters only
 if the lock is free; whoever holds the lock looks again after letting go of it.
+
+Ctrl-C may come anywhere. A slot is at any time in one queue here or in one holder, and
+goes from one to the other by `move`; every other step can be done twice.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from .errors import LeaseTimeout, PoolClosed, RegionError
-from .slots import COUNTS_ARE_EXACT, Label, RootWatch, Slot
+from .slots import COUNTS_ARE_EXACT, Holder, Label, RootWatch, Slot, move
 from .timing import Deadline, in_seconds
 
 Spare = Callable[[], Sequence[Slot]]
@@ -28,23 +32,22 @@ Spare = Callable[[], Sequence[Slot]]
 class Waiter:
     """One caller that waits for a slot, in turn.
 
-    It is served once `slot` is set under the pool's lock, or the errand to make the
-    spare slots; a waiter that gives up learns under the same lock whether it came too
-    late to do so.
+    It has been served once its holder has a slot. The holder is kept alive: one whose
+    caller was interrupted gives back, at its end, what it was given too late.
     """
 
-    __slots__ = ("_gate", "slot", "spare")
+    __slots__ = ("_gate", "failure", "holder")
 
-    def __init__(self) -> None:
-        self.slot: Slot | None = None
-        self.spare: Spare | None = None
+    def __init__(self, holder: Holder) -> None:
+        self.holder = holder
+        self.failure: RegionError | None = None
         # A bare lock: opening it is one C call that a finaliser cannot interrupt.
         self._gate = _thread.allocate_lock()
         self._gate.acquire()
 
     @property
     def is_served(self) -> bool:
-        return self.slot is not None or self.spare is not None
+        return bool(self.holder._hold)
 
     def open_gate(self) -> None:
         """End the wait. Under the pool's lock; doing so again does nothing."""
@@ -67,51 +70,53 @@ class SlotPool:
         self.waits = 0
         self.spare_slots = 0
         self._spare: Spare | None = spare
+        self._errand: Waiter | None = None
         # The last slot released is the first handed out: its memory is in the cache.
         self._free = deque(reversed(self.slots))
         self._pinned: deque[Slot] = deque()
-        self._watched = 0
+        # On their way from `_pinned` to `_watched`.
+        self._looked_at: deque[Slot] = deque()
+        self._watched: dict[Slot, Slot] = {}
         self._deaths: deque[RootWatch] = deque()
         self._waiters: deque[Waiter] = deque()
+        self._ended: list[Slot] = []
         self._lock = threading.Lock()
         self._closed = False
 
     # --- taking and giving back -------------------------------------------------------
 
-    def take(self) -> Slot | None:
-        """A slot if one can be had at once, else None. Never waits."""
+    def take(self, holder: Holder) -> bool:
+        """Give `holder` a slot if one can be had at once. Never waits."""
         # Callers that came before go first.
         if self._waiters:
-            return None
-        if self._pinned and (slot := self._take_unpinned()) is not None:
-            return slot
+            return False
+        if self._pinned and self._take_unpinned(holder):
+            return True
         try:
-            return self._free.pop()
+            move(self._free.pop, holder._hold.append)
         except IndexError:
-            return None
+            return False
+        return True
 
-    def acquire(self, timeout: float | None) -> Slot:
-        """A slot, waiting in turn for at most `timeout` seconds (None: for ever).
+    def acquire(self, holder: Holder, timeout: float | None) -> None:
+        """Give `holder` a slot, waiting in turn for at most `timeout` seconds.
 
-        Raises `LeaseTimeout`, or `PoolClosed` when the session closes meanwhile.
+        None waits for ever. Raises `LeaseTimeout`, or `PoolClosed` when the session
+        closes meanwhile; then the holder has none.
         """
-        slot = self.take()
-        if slot is None:
-            return self._wait_in_turn(timeout)
-        if self._closed:
-            self.release(slot)
+        if not self.take(holder):
+            self._wait_in_turn(holder, timeout)
+        elif self._closed:
+            self.release(holder)
             self._check_open()
-        return slot
 
-    def release(self, slot: Slot) -> None:
-        """Take a slot back that neither a lease nor the server holds.
+    def release(self, holder: Holder) -> None:
+        """Take back the slot of `holder`, which neither a lease nor the server holds.
 
         With live views it is pinned until they die. Called from finalisers too.
         """
-        if slot.is_at_rest or self._closed:
-            self._free.append(slot)
-        else:
-            self._pinned.append(slot)
+        is_free = holder._hold[0].is_at_rest or self._closed
+        move(holder._hold.pop, (self._free if is_free else self._pinned).append)
         if self._has_work():
             self._settle()
 
@@ -119,7 +124,11 @@ class SlotPool:
         """Have `new` in the place of a slot that is never to be handed out again."""
         with self._lock:
             self.slots[self.slots.index(slot)] = new
-        self.release(new)
+        self.put_back(new)
+
+    def put_back(self, slot: Slot) -> None:
+        """Take back a slot that no holder has."""
+        self.release(Holder(slot))
 
     def close(self) -> None:
         """Hand out nothing more; whoever waits gets `PoolClosed`.
@@ -129,51 +138,53 @@ class SlotPool:
         self._closed = True
         self._settle()
 
-    def take_all(self) -> list[Slot]:
-        """After `close`: every slot that neither a lease nor the server holds.
-
-        Each is returned once; what comes back later, by a later call.
-        """
-        slots = [slot for slot in self.slots if slot.live_roots]
-        for slot in slots:
-            slot.live_roots = 0
-        for queue in (self._free, self._pinned):
+    def take_all(self) -> Sequence[Slot]:
+        """After `close`: every slot that nobody and no server holds by now."""
+        for queue in (self._free, self._pinned, self._looked_at):
             with contextlib.suppress(IndexError):
                 while True:
-                    slots.append(queue.popleft())
-        return slots
+                    move(queue.popleft, self._ended.append)
+        for slot in tuple(self._watched):
+            with contextlib.suppress(KeyError):
+                move(functools.partial(self._watched.pop, slot), self._ended.append)
+        return tuple(self._ended)
 
     # --- pinned slots -----------------------------------------------------------------
 
-    def _take_unpinned(self) -> Slot | None:
-        """The longest pinned slot if its views have died by now.
+    def _take_unpinned(self, holder: Holder) -> bool:
+        """Give `holder` the longest pinned slot if its views have died by now.
 
         One look per call, in rotation: the usual loop, whose names still refer to the
         last result while the next lease begins, needs no weak reference and no wait.
         """
         try:
-            slot = self._pinned.popleft()
+            move(self._pinned.popleft, holder._hold.append)
         except IndexError:
-            return None
-        if slot.is_at_rest:
-            return slot
-        self._pinned.append(slot)
+            return False
+        if holder._hold[0].is_at_rest:
+            return True
+        move(holder._hold.pop, self._pinned.append)
         # Whoever began to wait during the look has not seen this slot.
         if self._has_work():
             self._settle()
-        return None
+        return False
 
     def _watch_pinned(self) -> None:
         """Have pinned slots come back by themselves. Under the lock.
 
         Each slot is watched at most once per time it is pinned.
         """
-        while self._pinned:
-            slot = self._pinned.popleft()
+        while self._looked_at or self._pinned:
+            if not self._looked_at:
+                with contextlib.suppress(IndexError):
+                    move(self._pinned.popleft, self._looked_at.append)
+                continue
+            slot = self._looked_at[0]
             if slot.watch(self._note_death):
-                self._watched += 1
+                self._watched[slot] = slot
+                self._looked_at.popleft()
             else:
-                self._free.append(slot)
+                move(self._looked_at.popleft, self._free.append)
 
     def _note_death(self, watch: RootWatch) -> None:
         self._deaths.append(watch)
@@ -182,49 +193,30 @@ class SlotPool:
     def _count_deaths(self) -> None:
         """Free the slots whose last view died. Under the lock."""
         while self._deaths:
-            slot = self._deaths.popleft().slot
-            if slot.root_died():
-                self._watched -= 1
-                self._free.append(slot)
+            slot = self._deaths[0].slot
+            # One root may be told of twice, and its slot be gone with the first.
+            if slot in self._watched and slot.revive():
+                move(functools.partial(self._watched.pop, slot), self._free.append)
+            self._deaths.popleft()
 
     # --- waiting ----------------------------------------------------------------------
 
-    def _wait_in_turn(self, timeout: float | None) -> Slot:
+    def _wait_in_turn(self, holder: Holder, timeout: float | None) -> None:
         deadline = Deadline(timeout)
-        try:
-            slot = self._wait(Waiter(), timeout)
-        except RegionError as error:
-            # No room for spare slots: then one of those that there are.
-            slot = self._wait_without_spare(deadline)
-            if slot is None:
-                raise self._timed_out(timeout) from error
-        if slot is None:
-            raise self._timed_out(timeout)
-        return slot
-
-    def _wait_without_spare(self, deadline: Deadline) -> Slot | None:
-        spare, self._spare = self._spare, None
-        try:
-            return self._wait(Waiter(), deadline.remaining)
-        finally:
-            # No room now is no reason not to ask again.
-            self._spare = spare or self._spare
-
-    def _wait(self, waiter: Waiter, timeout: float | None) -> Slot | None:
-        """The slot that this waiter is given, None if its time is over."""
+        waiter = Waiter(holder)
         try:
             self._join_queue(waiter)
             waiter.wait(timeout)
+            if self._errand is waiter:
+                self._make_spare(waiter)
+                # The gate may have been opened once for both.
+                if not waiter.is_served:
+                    waiter.wait(deadline.remaining)
+        finally:
             self._leave_queue(waiter)
-        except BaseException:
-            self._leave_queue(waiter)
-            self._pass_on(waiter)
-            raise
-        if waiter.spare is not None:
-            return self._make_spare(waiter.spare)
-        if waiter.slot is None:
+        if not waiter.is_served:
             self._check_open()
-        return waiter.slot
+            raise self._timed_out(timeout) from waiter.failure
 
     def _join_queue(self, waiter: Waiter) -> None:
         with self._lock:
@@ -232,39 +224,40 @@ class SlotPool:
             self._waiters.append(waiter)
             # It may be served at once, by what came back before it could be seen.
             self._look_round()
-            self.waits += not waiter.is_served
+            self.waits += not (waiter.is_served or self._errand is waiter)
         self._settle()
 
     def _leave_queue(self, waiter: Waiter) -> None:
         """End the wait: from here on nothing is given that was not given before."""
         with self._lock:
-            if not waiter.is_served:
-                # Closing empties the queue.
-                with contextlib.suppress(ValueError):
-                    self._waiters.remove(waiter)
+            # Whoever gave a slot back may have been interrupted before telling.
+            self._look_round()
+            if self._errand is waiter:
+                self._errand = None
+            # Whoever was served has left, and closing empties the queue.
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
         self._settle()
 
-    def _pass_on(self, waiter: Waiter) -> None:
-        """Let others have what was given to a waiter that was interrupted."""
-        if waiter.slot is not None:
-            self.release(waiter.slot)
-        if waiter.spare is not None:
-            self._spare = waiter.spare
-            self._settle()
-
-    def _make_spare(self, spare: Spare) -> Slot:
-        """Add the spare slots, and take the first of them."""
+    def _make_spare(self, waiter: Waiter) -> None:
+        """Add the spare slots. The waiter that does so keeps its place in the queue."""
+        assert self._spare is not None
         try:
-            slots = spare()
+            slots = self._spare()
+        except RegionError as error:
+            # No room: then one of those that there are. Whoever is first in the queue
+            # after this one asks again.
+            waiter.failure = error
+        else:
+            count, added = len(slots), deque(reversed(slots))
             with self._lock:
-                self.spare_slots = len(slots)
+                # Nothing is called in between: Ctrl-C finds all of this done, or none.
+                self._spare = None
+                self.spare_slots = count
                 self.slots += slots
-                self._free.extend(reversed(slots[1:]))
-        except BaseException:
-            self._spare = spare
-            raise
+                self._free += added
+        self._errand = None
         self._settle()
-        return slots[0]
 
     def _settle(self) -> None:
         """Serve waiters with what is there, unless the holder of the lock will.
@@ -281,7 +274,7 @@ class SlotPool:
     def _has_work(self) -> bool:
         if self._closed:
             return bool(self._waiters)
-        if self._deaths:
+        if self._deaths or self._looked_at:
             return True
         if self._waiters:
             return bool(self._free or self._pinned or self._wants_spare)
@@ -289,35 +282,38 @@ class SlotPool:
 
     def _look_round(self) -> None:
         """Find what has come back and give it to who waits. Under the lock."""
-        while self._closed and self._waiters:
+        if not self._closed:
+            self._watch_pinned()
+            self._count_deaths()
+        while self._waiters and (self._closed or self._serve(self._waiters[0])):
             self._waiters[0].open_gate()
             self._waiters.popleft()
-        if self._closed:
-            return
-        self._watch_pinned()
-        self._count_deaths()
-        # Each step may be done twice: Ctrl-C in between neither loses a slot nor leaves
-        # a waiter at its gate for ever.
-        while self._waiters and self._serve(self._waiters[0]):
-            self._waiters[0].open_gate()
-            self._waiters.popleft()
+        if self._wants_spare:
+            self._errand = self._waiters[0]
+            self._errand.open_gate()
 
     def _serve(self, waiter: Waiter) -> bool:
-        """Give what there is to give, a slot or an errand; False if that is nothing."""
+        """Give the waiter a slot if one is free."""
         if waiter.is_served:
             return True
         try:
             # A look before would be in vain: `take` does not ask for the lock.
-            waiter.slot = self._free.pop()
+            move(self._free.pop, waiter.holder._hold.append)
         except IndexError:
-            if self._wants_spare:
-                waiter.spare, self._spare = self._spare, None
-        return waiter.is_served
+            return False
+        return True
 
     @property
     def _wants_spare(self) -> bool:
         """Whether nothing but views stands in the way, and spare slots can be made."""
-        return bool(self._watched and not self._free and self._spare)
+        return bool(
+            self._spare
+            and self._waiters
+            and self._watched
+            and not self._free
+            and self._errand is None
+            and self._waiters[0].failure is None
+        )
 
     # --- telling ----------------------------------------------------------------------
 

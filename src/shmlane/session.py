@@ -39,7 +39,7 @@ from .memory import SessionMemory
 from .pool import SlotPool
 from .receiver import Receiver
 from .regions import RegionOptions
-from .slots import Channel, Label, Slot, Tensor
+from .slots import Channel, Holder, Label, Slot, Tensor
 from .stats import SessionStats
 from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
 from .transport import Connection, Endpoint
@@ -222,7 +222,7 @@ class Session:
             exchange,
             self._endpoint,
             session=weakref.ref(self),
-            give_back=self._pool.release,
+            give_back=self._pool.put_back,
             move_outputs=memory.move_outputs,
             retire=functools.partial(_replace, self._pool, memory),
         )
@@ -272,7 +272,7 @@ class Session:
                 if slot.server_hold and (at_exit or not slot.leased)
             ]
             self._last_stats = self._collect_stats()
-            slots = [*self._pool.take_all(), *held]
+            slots = [*self._remains.intersection(self._pool.take_all()), *held]
             if not self._shell.unregister(slots):
                 self._is_known = True
             for slot in slots:
@@ -343,11 +343,13 @@ class Session:
         if self._state is not _State.OPEN:
             self._ensure_open()
         limit = self._timeouts.lease if timeout is DEFAULT else _limit(timeout)
+        lease = Lease(self)
         try:
-            return Lease(self, self._pool.acquire(limit))
+            self._pool.acquire(lease, limit)
         except LeaseTimeout:
             self._receiver.nudge()
             raise
+        return lease._begin()
 
     def infer(
         self,
@@ -384,8 +386,8 @@ class Session:
         self._ensure_open()
         leases: list[Lease] = []
         try:
-            while (slot := self._pool.take()) is not None:
-                leases.append(Lease(self, slot))
+            while self._pool.take(lease := Lease(self)):
+                leases.append(lease._begin())
             for lease in leases:
                 self._warm(lease)
         finally:
@@ -424,15 +426,16 @@ class Session:
 
     # --- what leases ask for ----------------------------------------------------------
 
-    def _give_back(self, slot: Slot) -> None:
+    def _give_back(self, lease: Holder) -> None:
+        slot = lease._hold[0]
         slot.epoch += 1
         slot.leased = False
         if self._state is _State.FORKED:
             return
         if not slot.server_hold:
-            self._pool.release(slot)
+            self._pool.release(lease)
         else:
-            self._receiver.watch(slot)
+            self._receiver.watch(lease._hold.pop())
         if self._state is _State.CLOSED:
             self._take_back()
 

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
 from sys import getrefcount
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from .header import RegionHeader
 from .layout import Array, Shape, SlotLayout, TensorPlan
@@ -22,6 +22,20 @@ from .timing import Deadline
 
 # Reference counts are exact only under the GIL; without it, weak references decide.
 COUNTS_ARE_EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+
+_NOTHING: Any = None
+
+
+T = TypeVar("T")
+
+
+def move(take: Callable[[], T], put: Callable[[T], object]) -> None:
+    """`put(take())` in one step of the interpreter; raises what they raise.
+
+    Both are functions in C. Python looks for Ctrl-C between its steps only, so that
+    what is moved is found in the one place or in the other, never in none or in both.
+    """
+    next(map(put, iter(take, _NOTHING)))
 
 
 class Label(Enum):
@@ -49,6 +63,15 @@ class Channel(Protocol):
     def call(self, request: bytes, deadline: Deadline) -> HttpReply: ...
     def fileno(self) -> int: ...
     def close(self) -> None: ...
+
+
+class Holder:
+    """Whoever has a slot or waits for one. Its `_hold` has one place."""
+
+    __slots__ = ("_hold",)
+
+    def __init__(self, *slot: Slot) -> None:
+        self._hold: list[Slot] = list(slot)
 
 
 class Registration:
@@ -222,7 +245,6 @@ class Slot:
         "index",
         "inputs",
         "leased",
-        "live_roots",
         "obsolete",
         "outgrown",
         "outputs",
@@ -256,7 +278,6 @@ class Slot:
         self.doubtful: list[str] = []
         self.outgrown: list[Region] = []
         self.extensions: dict[str, Registration] = {}
-        self.live_roots = 0
         self.watches: list[RootWatch] = []
         self.inputs: dict[str, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
@@ -282,13 +303,13 @@ class Slot:
             return Label.IN_FLIGHT if self.leased else Label.LATE
         if self.leased:
             return Label.LEASED
-        pinned = self.live_roots or (COUNTS_ARE_EXACT and not self.is_at_rest)
+        pinned = self.watches or (COUNTS_ARE_EXACT and not self.is_at_rest)
         return Label.PINNED if pinned else Label.FREE
 
     @property
     def is_at_rest(self) -> bool:
         """True when no view of any tensor is alive."""
-        if self.live_roots or not COUNTS_ARE_EXACT:
+        if self.watches or not COUNTS_ARE_EXACT:
             return False
         # As `Tensor.is_at_rest`, without a call for each tensor: on the hot path.
         for tensor in self.tensors:
@@ -299,29 +320,30 @@ class Slot:
     def watch(self, on_death: Callable[[RootWatch], None]) -> bool:
         """Keep the roots that have views by weak reference only; False if none has.
 
-        `on_death` is called once for each of them, when its last view dies, possibly
-        before this returns and from any thread; it must not do more than take note.
+        `on_death` is called once or more for each of them, when its last view dies,
+        possibly before this returns and from any thread; it must not do more than take
+        note. Interrupted, this can be called again.
         """
-        # Views may die in another thread at any time: they are looked for only once.
-        held = [tensor for tensor in self.tensors if not tensor.is_at_rest]
-        self.live_roots = len(held)
-        # The roots are still held here: no watch can fire before it knows its slot.
-        self.watches = [RootWatch(tensor.root, on_death) for tensor in held]
-        for watch in self.watches:
+        for tensor in self.tensors:
+            # Views may die in another thread meanwhile: this is asked only once.
+            if tensor.root is _NOTHING or tensor.is_at_rest:
+                continue
+            watch = RootWatch(tensor.root, on_death)
             watch.slot = self
-        for tensor in held:
+            self.watches.append(watch)
+            # The root is held until here: no watch can fire before it knows its slot.
             tensor.array = tensor.root = _NOTHING
-        return bool(held)
+        return bool(self.watches)
 
-    def root_died(self) -> bool:
-        """Count one dead root; True when it was the last: the slot is whole again."""
-        self.live_roots -= 1
-        if self.live_roots:
+    def revive(self) -> bool:
+        """Make the slot whole again if every watched root has died."""
+        if any(watch() is not None for watch in self.watches):
             return False
-        self.watches.clear()
         for tensor in self.tensors:
             if tensor.root is _NOTHING:
                 tensor.revive()
+        # Last: interrupted before, this can be called again.
+        self.watches.clear()
         return True
 
     # --- memory and registration ------------------------------------------------------
@@ -402,6 +424,3 @@ class Slot:
 
     def __repr__(self) -> str:
         return f"<Slot {self.index} {self.label.value} generation {self.generation}>"
-
-
-_NOTHING: Any = None

@@ -74,7 +74,8 @@ class Intrusion(Generic[T]):
 class CtrlC:
     """`operation` with Ctrl-C pressed at one of the moments Python looks for it.
 
-    That is where a function of the package begins or ends, or has called one in C.
+    That is where a function of the package begins or ends, or has called one in C. Not
+    in a finaliser: Python drops what is raised there.
     """
 
     def __init__(self, operation: Callable[[], object], at: int) -> None:
@@ -93,11 +94,18 @@ class CtrlC:
             gc.enable()
 
     def _look(self, frame: FrameType, event: str, _arg: object) -> None:
-        if event != "c_call" and frame.f_code.co_filename.startswith(_PACKAGE):
+        is_ours = frame.f_code.co_filename.startswith(_PACKAGE)
+        if event != "c_call" and is_ours and not _is_finaliser(frame):
             self._left -= 1
             if self._left == -1:
                 self.was_reached = True
                 raise KeyboardInterrupt
+
+
+def _is_finaliser(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 class Halt(Generic[T]):

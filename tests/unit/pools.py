@@ -16,7 +16,7 @@ from shmlane.errors import LeaseTimeout, OutOfSharedMemory
 from shmlane.layout import Array
 from shmlane.memory import SessionMemory
 from shmlane.pool import SlotPool
-from shmlane.slots import Slot
+from shmlane.slots import Holder, Slot
 from tests.unit.scripted import memory, view_of
 
 _PATIENCE = 10.0
@@ -48,6 +48,20 @@ class Spare:
         return self.shared.make_slots(self.count)
 
 
+class Guest(Holder):
+    """Gives back at its end what it was given too late, as a lease does."""
+
+    __slots__ = ("_pool",)
+
+    def __init__(self, pool: SlotPool) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def __del__(self) -> None:
+        if self._hold:
+            self._pool.release(self)
+
+
 class Pool(SlotPool):
     """A pool that makes its own memory; `spare` says what was asked of it."""
 
@@ -62,13 +76,24 @@ class Pool(SlotPool):
 
     def all(self) -> list[Slot]:
         """Take every slot."""
-        return [self.acquire(0) for _ in self.slots]
+        return [self.get(0) for _ in self.slots]
+
+    def get(self, timeout: float | None) -> Slot:
+        """A slot that the test looks after, without a holder."""
+        guest = Guest(self)
+        self.acquire(guest, timeout)
+        return guest._hold.pop()
+
+    def get_at_once(self) -> Slot | None:
+        """As `get`, where nobody waits."""
+        guest = Guest(self)
+        return guest._hold.pop() if self.take(guest) else None
 
 
 class Caller(threading.Thread):
     """Waits for a slot in a thread of its own; the queue has it when this returns."""
 
-    def __init__(self, wanted: SlotPool, timeout: float | None = 30.0) -> None:
+    def __init__(self, wanted: Pool, timeout: float | None = 30.0) -> None:
         super().__init__(daemon=True)
         self.pool = wanted
         self.timeout = timeout
@@ -83,7 +108,7 @@ class Caller(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.slot = self.pool.acquire(self.timeout)
+            self.slot = self.pool.get(self.timeout)
         except BaseException as error:
             self.error = error
 
@@ -96,10 +121,10 @@ class Caller(threading.Thread):
 
 def pinned(source: Pool, count: int) -> list[object]:
     """Release so many slots with views alive; the views."""
-    taken = [source.acquire(0) for _ in range(count)]
+    taken = [source.get(0) for _ in range(count)]
     views: list[object] = [input_of(slot) for slot in taken]
     for slot in taken:
-        source.release(slot)
+        source.put_back(slot)
     return views
 
 
@@ -108,10 +133,10 @@ def input_of(slot: Slot) -> Array:
     return view_of(slot.inputs["X"])
 
 
-def at_once(wanted: SlotPool) -> Slot | None:
+def at_once(wanted: Pool) -> Slot | None:
     """A slot without waiting, None if there is none."""
     try:
-        return wanted.acquire(0)
+        return wanted.get(0)
     except LeaseTimeout:
         return None
 
@@ -124,11 +149,11 @@ def labels(counted: SlotPool) -> dict[str, int]:
     return {label.value: n for label, n in counted.counts().items() if n}
 
 
-def assert_whole(checked: SlotPool, out: Sequence[Slot] = ()) -> None:
+def assert_whole(checked: Pool, out: Sequence[Slot] = ()) -> None:
     """Every slot is either out or can be had once more, and none of them twice."""
     free: list[Slot] = []
     while (slot := at_once(checked)) is not None:
         free.append(slot)
     assert sorted(map(id, [*out, *free])) == sorted(map(id, checked.slots))
     for slot in free:
-        checked.release(slot)
+        checked.put_back(slot)

@@ -20,7 +20,7 @@ from shmlane.leases import BaseLease, Result
 from shmlane.memory import SessionMemory
 from shmlane.regions import RegionOptions
 from shmlane.replies import HttpReply, ReplyParser
-from shmlane.slots import Slot, Tensor
+from shmlane.slots import Holder, Slot, Tensor
 from shmlane.timing import Deadline
 from shmlane.wire import HttpRequests
 
@@ -258,7 +258,8 @@ class Host:
     def _why_unusable(self) -> None:
         """Nothing about this host keeps a lease from being used."""
 
-    def _give_back(self, slot: Slot) -> None:
+    def _give_back(self, lease: Holder) -> None:
+        slot = lease._hold.pop()
         slot.epoch += 1
         slot.leased = False
         self.returned.append(slot)
@@ -298,7 +299,9 @@ class Desk:
 
     def lease(self) -> Lease:
         assert not self.slot.leased
-        return Lease(self.host, self.slot)
+        lease = Lease(self.host)
+        lease._hold.append(self.slot)
+        return lease._begin()
 
     @property
     def request(self) -> Any:

@@ -41,30 +41,30 @@ def test_the_last_slot_released_is_the_first_handed_out() -> None:
     pool = Pool(3)
     first, second, third = pool.all()
     for slot in (second, third, first):
-        pool.release(slot)
+        pool.put_back(slot)
     assert pool.all() == [first, third, second]
 
 
 def test_taking_never_waits() -> None:
     pool = Pool(1)
-    slot = pool.take()
+    slot = pool.get_at_once()
     assert slot is not None
-    assert pool.take() is None
-    pool.release(slot)
-    assert pool.take() is slot
+    assert pool.get_at_once() is None
+    pool.put_back(slot)
+    assert pool.get_at_once() is slot
     assert pool.waits == 0
 
 
 def test_a_slot_with_views_is_not_handed_out_until_they_die() -> None:
     pool = Pool(2)
-    slot = pool.acquire(0)
+    slot = pool.get(0)
     view = input_of(slot)
-    pool.release(slot)
-    other = pool.acquire(0)
+    pool.put_back(slot)
+    other = pool.get(0)
     assert other is not slot
-    assert pool.take() is None
+    assert pool.get_at_once() is None
     del view
-    assert pool.acquire(0) is slot
+    assert pool.get(0) is slot
     assert pool.spare.calls == 0
 
 
@@ -76,7 +76,7 @@ def test_callers_are_served_in_the_order_they_came() -> None:
     (slot,) = pool.all()
     callers = [Caller(pool) for _ in range(4)]
     for number, caller in enumerate(callers):
-        pool.release(slot)
+        pool.put_back(slot)
         assert caller.end() is slot
         assert all(later.is_alive() for later in callers[number + 1 :])
     assert pool.waits == 4
@@ -86,7 +86,7 @@ def test_a_caller_without_time_gives_up_at_once() -> None:
     pool = Pool(1)
     pool.all()
     with pytest.raises(LeaseTimeout):
-        pool.acquire(0)
+        pool.get(0)
 
 
 def test_the_error_of_a_timeout_counts_the_slots() -> None:
@@ -95,7 +95,7 @@ def test_the_error_of_a_timeout_counts_the_slots() -> None:
     first.leased = second.leased = True
     second.server_hold = True
     with pytest.raises(LeaseTimeout) as caught:
-        pool.acquire(0.001)
+        pool.get(0.001)
     counts = {"free": 1, "leased": 1, "lost": 1}
     assert str(caught.value) == (
         "no slot became free within 0.001 s; slots: 1 free, 1 leased, 1 lost."
@@ -111,7 +111,7 @@ def test_the_error_of_a_timeout_blames_the_load_if_nothing_else() -> None:
     (slot,) = pool.all()
     slot.leased = True
     with pytest.raises(LeaseTimeout) as caught:
-        pool.acquire(0)
+        pool.get(0)
     assert caught.value.hint == "Release leases sooner, raise slots= or the timeout."
 
 
@@ -121,18 +121,18 @@ def test_the_error_of_a_timeout_tells_of_a_slow_server() -> None:
     slot.channel = ScriptedChannel()
     slot.server_hold = True
     with pytest.raises(LeaseTimeout, match=r"slots: 1 late\. Late slots wait for"):
-        pool.acquire(0)
+        pool.get(0)
 
 
 def test_the_error_of_a_timeout_tells_how_to_unpin() -> None:
     pool = Pool(1)
     (slot,) = pool.all()
     kept = [input_of(slot)]
-    pool.release(slot)
-    slot = pool.acquire(0)
+    pool.put_back(slot)
+    slot = pool.get(0)
     slot.leased = True
     with pytest.raises(LeaseTimeout) as caught:
-        pool.acquire(0)
+        pool.get(0)
     assert "slots: 1 leased, 1 pinned" in str(caught.value)
     assert ".copy()" in caught.value.hint
     del kept
@@ -143,8 +143,8 @@ def test_a_caller_that_gave_up_swallows_no_slot() -> None:
     (slot,) = pool.all()
     for _ in range(3):
         with pytest.raises(LeaseTimeout):
-            pool.acquire(0)
-    pool.release(slot)
+            pool.get(0)
+    pool.put_back(slot)
     assert_whole(pool)
 
 
@@ -154,7 +154,7 @@ def test_callers_that_gave_up_leave_nothing_behind() -> None:
     patient = Caller(pool)
     for _ in range(20):
         with pytest.raises(LeaseTimeout):
-            pool.acquire(0)
+            pool.get(0)
     assert len(pool._waiters) == 1
     pool.close()
     patient.end()
@@ -166,8 +166,8 @@ def test_a_slot_given_at_the_last_moment_is_taken(
     pool = Pool(1)
     (slot,) = pool.all()
     with monkeypatch.context() as patch:
-        patch.setattr(Waiter, "wait", lambda *_: pool.release(slot))
-        assert pool.acquire(0) is slot
+        patch.setattr(Waiter, "wait", lambda *_: pool.put_back(slot))
+        assert pool.get(0) is slot
     assert_whole(pool, [slot])
 
 
@@ -178,13 +178,13 @@ def test_a_slot_given_to_a_caller_that_is_interrupted_is_free(
     (slot,) = pool.all()
 
     def given_and_interrupted(*_: object) -> None:
-        pool.release(slot)
+        pool.put_back(slot)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Waiter, "wait", given_and_interrupted)
         with pytest.raises(KeyboardInterrupt):
-            pool.acquire(None)
+            pool.get(None)
     assert_whole(pool)
 
 
@@ -201,10 +201,10 @@ def test_ctrl_c_ends_a_wait_and_loses_no_slot() -> None:
     presser = threading.Thread(target=press_when_waiting)
     presser.start()
     with pytest.raises(KeyboardInterrupt):
-        pool.acquire(30)
+        pool.get(30)
     presser.join()
-    assert pool.take() is None
-    pool.release(slot)
+    assert pool.get_at_once() is None
+    pool.put_back(slot)
     assert_whole(pool)
 
 
@@ -235,44 +235,44 @@ def test_closing_ends_every_wait() -> None:
 
 def test_a_closed_pool_hands_out_nothing() -> None:
     pool = Pool(2)
-    pool.acquire(0)
+    pool.get(0)
     pool.close()
     with pytest.raises(PoolClosed, match="the session is closed"):
-        pool.acquire(0)
+        pool.get(0)
     pool.close()
 
 
-def test_a_closed_pool_gives_up_each_slot_once_also_those_that_come_back() -> None:
+def test_a_closed_pool_tells_all_slots_that_came_back() -> None:
     pool = Pool(4)
     out, pinned, watched, _ = pool.all()
     views = [input_of(slot) for slot in (out, pinned, watched)]
-    pool.release(watched)
-    pool.acquire(0)
-    pool.release(pinned)
+    pool.put_back(watched)
+    pool.get(0)
+    pool.put_back(pinned)
     pool.close()
     given_up = pool.take_all()
     assert {watched, pinned} <= set(given_up)
     assert out not in given_up
-    pool.release(out)
-    assert pool.take_all() == [out]
-    assert pool.take_all() == []
+    assert pool.take_all() == given_up
+    pool.put_back(out)
+    assert pool.take_all() == (*given_up, out)
     views.clear()
-    assert pool.take_all() == []
+    assert pool.take_all() == (*given_up, out)
     with pytest.raises(PoolClosed):
-        pool.acquire(0)
+        pool.get(0)
 
 
 def test_views_that_die_after_the_end_do_no_harm() -> None:
     pool = Pool(1)
     views = pinned(pool, 1)
     # Watched from here on.
-    slot = pool.acquire(0)
+    slot = pool.get(0)
     pool.close()
     for each in pool.slots:
         each.close()
     pool.spare.shared.close()
     views.clear()
-    pool.release(slot)
+    pool.put_back(slot)
 
 
 # --- telling --------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_a_pool_tells_its_state() -> None:
     first.leased = True
     second.server_hold = True
     kept = input_of(third)
-    pool.release(third)
+    pool.put_back(third)
     assert repr(pool) == "<SlotPool 3 slots: 1 leased, 1 lost, 1 pinned>"
     assert labels(pool) == {"leased": 1, "lost": 1, "pinned": 1}
     del kept

@@ -37,8 +37,8 @@ def test_nobody_overtakes_a_caller_that_waits() -> None:
         pool = Pool(1)
         (slot,) = pool.all()
         caller = Caller(pool)
-        with Halt(lambda: pool.release(slot), line) as release:
-            assert pool.take() is None
+        with Halt(lambda: pool.put_back(slot), line) as release:
+            assert pool.get_at_once() is None
         assert caller.end() is slot
         return release
 
@@ -67,7 +67,7 @@ def test_a_release_at_any_moment_of_a_call_is_not_overlooked(
         def release() -> None:
             # As a finaliser does: in the same thread, which may hold the lock.
             came_in_time.append(not waited)
-            pool.release(slot)
+            pool.put_back(slot)
 
         call = Intrusion(lambda: at_once(pool), release, instruction)
         if call.was_reached:
@@ -83,8 +83,8 @@ def test_a_release_at_any_line_of_another_is_not_overlooked() -> None:
         pool = Pool(2)
         first, second = pool.all()
         callers = [Caller(pool), Caller(pool)]
-        with Halt(lambda: pool.release(first), line) as release:
-            pool.release(second)
+        with Halt(lambda: pool.put_back(first), line) as release:
+            pool.put_back(second)
         assert {caller.end() for caller in callers} == {first, second}
         return release
 
@@ -97,7 +97,7 @@ def test_a_view_that_dies_at_any_moment_of_a_call_frees_its_slot() -> None:
         pool = Pool(1, has_spare=False)
         (slot,) = pool.all()
         views = [input_of(slot), view_of(slot.outputs["Y"])]
-        pool.release(slot)
+        pool.put_back(slot)
         call = Intrusion(lambda: at_once(pool), views.clear, instruction)
         views.clear()
         assert_whole(pool, held(call.result))
@@ -112,7 +112,7 @@ def test_a_view_that_dies_at_any_moment_of_a_release_frees_its_slot() -> None:
         (slot,) = pool.all()
         caller = Caller(pool)
         views = [input_of(slot), view_of(slot.outputs["Y"])]
-        release = Intrusion(lambda: pool.release(slot), views.clear, instruction)
+        release = Intrusion(lambda: pool.put_back(slot), views.clear, instruction)
         views.clear()
         assert caller.end() is not None
         assert_whole(pool, held(caller.slot))
@@ -127,7 +127,7 @@ def test_a_slot_taken_at_any_moment_of_a_call_is_not_given_twice() -> None:
         pool = Pool(1)
         taken: list[Slot | None] = []
         call = Intrusion(
-            lambda: at_once(pool), lambda: taken.append(pool.take()), instruction
+            lambda: at_once(pool), lambda: taken.append(pool.get_at_once()), instruction
         )
         assert_whole(pool, held(call.result, *taken))
         return call
@@ -140,12 +140,12 @@ def test_a_slot_taken_while_another_is_given_is_neither_lost_nor_given_twice() -
         pool = Pool(1)
         (slot,) = pool.all()
         # Begins before anybody waits, and goes on in the middle of the release.
-        with Halt(pool.take, line_of_take) as take:
+        with Halt(pool.get_at_once, line_of_take) as take:
             caller = Caller(pool)
-            with Halt(lambda: pool.release(slot), line_of_release) as release:
+            with Halt(lambda: pool.put_back(slot), line_of_release) as release:
                 taken = take.end()
         if taken is not None:
-            pool.release(taken)
+            pool.put_back(taken)
         assert caller.end() is slot
         assert_whole(pool, [slot])
         return take.was_reached, release.was_reached
@@ -164,8 +164,8 @@ def test_a_caller_that_comes_during_a_look_at_views_gets_the_slot() -> None:
         pool = Pool(1, has_spare=False)
         (slot,) = pool.all()
         views = [input_of(slot)]
-        pool.release(slot)
-        with Halt(pool.take, line) as look:
+        pool.put_back(slot)
+        with Halt(pool.get_at_once, line) as look:
             caller = Caller(pool)
         views.clear()
         assert caller.end() is slot
@@ -182,8 +182,8 @@ def test_ctrl_c_at_any_moment_of_a_release_leaves_a_pool_that_works() -> None:
         pool = Pool(2)
         first, second = pool.all()
         caller = Caller(pool)
-        press = CtrlC(lambda: pool.release(first), moment)
-        pool.release(second)
+        press = CtrlC(lambda: pool.put_back(first), moment)
+        pool.put_back(second)
         had = held(caller.end())
         assert had in ([first], [second])
         # Interrupted early, it was never taken back.
@@ -230,7 +230,7 @@ def test_no_slot_is_had_by_two_or_lost_when_many_threads_hammer() -> None:
     def hammer(number: int) -> None:
         try:
             for round_ in range(60):
-                slot = pool.acquire(60)
+                slot = pool.get(60)
                 assert owners.setdefault(slot, number) == number
                 value = float(100 * number + round_)
                 view = input_of(slot)
@@ -239,7 +239,7 @@ def test_no_slot_is_had_by_two_or_lost_when_many_threads_hammer() -> None:
                     shelf.put(view[...], value)
                 assert view.tolist() == [[value] * 4]
                 del view, owners[slot]
-                pool.release(slot)
+                pool.put_back(slot)
         except BaseException as error:
             failures.append(error)
 

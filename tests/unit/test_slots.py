@@ -54,7 +54,7 @@ class Deaths:
 
     def count(self) -> list[bool]:
         """Which of the deaths made their slot whole again."""
-        counted = [watch.slot.root_died() for watch in self.noted]
+        counted = [watch.slot.revive() for watch in self.noted]
         self.noted.clear()
         return counted
 
