@@ -206,17 +206,17 @@ class BlockingShell:
         self, slot: Slot, channel: Channel, deadline: Deadline
     ) -> Channel:
         """Register over `channel`, or over another if that breaks meanwhile."""
-        pause = _FIRST_PAUSE
-        while True:
+        for attempt in range(1, _TRIES):
             try:
                 self.register(slot, channel, deadline)
                 return channel
             except ServerUnreachable:
-                if pause > _LONGEST_PAUSE or deadline.has_passed:
+                if deadline.has_passed:
                     raise
-            time.sleep(pause)
-            pause *= 2
+            time.sleep(_FIRST_PAUSE * 2**attempt)
             channel = slot.channel = self.connect(deadline)
+        self.register(slot, channel, deadline)
+        return channel
 
     # --- talks ------------------------------------------------------------------------
 
@@ -237,6 +237,8 @@ class BlockingShell:
 
         It still may where it does not answer in time, or works on a request.
         """
+        if not slots:
+            return True
         deadline = Deadline(self._timeouts.connect)
         with contextlib.suppress(ShmlaneError):
             if channel is None or not channel.is_open:

@@ -211,6 +211,20 @@ def test_nothing_stays_of_a_session_that_is_collected_as_a_slot_comes_back(
     assert not server.regions
 
 
+def test_closing_asks_the_server_for_nothing_while_leases_hold_everything(
+    server: ScriptedServer,
+) -> None:
+    session = session_at(server).open()
+    leases = [session.lease(), session.lease()]
+    before = session.stats().connections
+    session.close()
+    assert session.stats().connections == before
+    for lease in leases:
+        lease.release()
+    assert not files_of(server)
+    assert not server.regions
+
+
 def test_views_of_a_session_that_left_its_files_stay_valid(
     server: ScriptedServer, go: threading.Event
 ) -> None:
