@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shmlane import Session, SessionStats
+from shmlane import Connection, Lease, Session, SessionStats, Timeouts
 from shmlane.layout import DTYPES
 from shmlane.server import TritonServer
 from tests.polling import eventually
@@ -82,6 +82,30 @@ def frame(last: float, *, size: int = 8) -> Array:
 def order(token: int, *, count: int = 1, milliseconds: int = 0) -> Array:
     """An input for `moody`."""
     return np.array([token, count, milliseconds], np.int32)
+
+
+def open_sink(
+    server: TritonServer,
+    *,
+    slots: int = 2,
+    connect: float = 2.0,
+    infer: float = 30.0,
+    replay: bool = False,
+) -> Session:
+    """An open session with `sink`, made for the `frame` of the usual size."""
+    return Session(
+        server.http_url,
+        "sink",
+        slots=slots,
+        shapes={"INPUT__0": frame(0).shape},
+        timeouts=Timeouts(connect=connect, infer=infer),
+        connection=Connection(replay=replay),
+    ).open()
+
+
+def fill(lease: Lease, value: float) -> None:
+    """Write `value` into the whole input of `sink`."""
+    lease["INPUT__0"][...] = value
 
 
 def sink(session: Session, value: float, *, size: int = 8) -> float:

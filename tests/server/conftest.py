@@ -8,7 +8,7 @@ import pytest
 
 from shmlane import Session
 from shmlane.server import TritonServer, demo_models
-from tests.sessions import sink, write_models
+from tests.sessions import all_free, sink, write_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,14 @@ def models_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
     folder = tmp_path_factory.mktemp("models")
     with TritonServer(write_models(folder, "rows", "types", "moody")) as server:
         yield server
+
+
+@pytest.fixture
+def rows(models_server: TritonServer) -> Iterator[Session]:
+    """A session with a model that batches and has an optional input."""
+    with Session(models_server.http_url, "rows", slots=2) as session:
+        yield session
+        all_free(session)
 
 
 @pytest.fixture(scope="session")

@@ -133,7 +133,8 @@ def test_the_server_counts_answers_and_refusals(server: TritonServer) -> None:
 @contextlib.contextmanager
 def registered(server: TritonServer, size: int) -> Iterator[tuple[str, mmap.mmap]]:
     """A file in shared memory that the server knows by its own name."""
-    name = f"shmlane.test-{secrets.token_hex(4)}"
+    # Not named as regions are: whoever cleans up would find one without an owner.
+    name = f"shmlane-test-{secrets.token_hex(4)}"
     descriptor = os.open(SHM / name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.truncate(descriptor, size)

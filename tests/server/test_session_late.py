@@ -14,37 +14,23 @@ import pytest
 
 from shmlane import (
     InferTimeout,
-    Lease,
     LeaseBusy,
     ServerUnreachable,
-    Session,
-    Timeouts,
 )
 from shmlane.server import TritonServer
 from tests.polling import eventually
-from tests.sessions import all_free, asking, frame, registered, sink, stopped
+from tests.sessions import (
+    all_free,
+    asking,
+    fill,
+    frame,
+    open_sink,
+    registered,
+    sink,
+    stopped,
+)
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
-
-SHAPES = {"INPUT__0": (1, 1, 1, 8)}
-
-
-def open_sink(
-    server: TritonServer,
-    *,
-    slots: int = 2,
-    connect: float = 2.0,
-    infer: float = 30.0,
-) -> Session:
-    limits = Timeouts(connect=connect, infer=infer)
-    return Session(
-        server.http_url, "sink", slots=slots, shapes=SHAPES, timeouts=limits
-    ).open()
-
-
-def fill(lease: Lease, value: float) -> None:
-    lease["INPUT__0"][...] = value
-
 
 # --- a caller that gives up -----------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,6 @@ from tests.polling import eventually
 from tests.sessions import all_free, frame, region_files, registered, sink
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
-
-
-@pytest.fixture
-def rows(models_server: TritonServer) -> Iterator[Session]:
-    """A session with a model that batches and has an optional input."""
-    with Session(models_server.http_url, "rows", slots=2) as session:
-        yield session
-        all_free(session)
 
 
 # --- opening, warming, closing --------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -16,14 +14,6 @@ from shmlane.server import TritonServer
 from tests.sessions import Array, all_free, order
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
-
-
-@pytest.fixture
-def rows(models_server: TritonServer) -> Iterator[Session]:
-    """A session with a model that batches and has an optional input."""
-    with Session(models_server.http_url, "rows", slots=2) as session:
-        yield session
-        all_free(session)
 
 
 def images(shape: tuple[int, ...], seed: int = 0) -> Array:

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from shmlane import (
-    Connection,
-    Lease,
     ModelNotReady,
     RequestLost,
     ServerUnreachable,
@@ -21,34 +19,9 @@ from shmlane import (
 )
 from shmlane.server import TritonServer
 from tests.polling import eventually
-from tests.sessions import all_free, asking, registered, sink, stopped
+from tests.sessions import all_free, asking, fill, open_sink, registered, sink, stopped
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
-
-SHAPES = {"INPUT__0": (1, 1, 1, 8)}
-
-
-def open_sink(
-    server: TritonServer,
-    *,
-    slots: int = 2,
-    connect: float = 2.0,
-    infer: float = 30.0,
-    replay: bool = False,
-) -> Session:
-    return Session(
-        server.http_url,
-        "sink",
-        slots=slots,
-        shapes=SHAPES,
-        timeouts=Timeouts(connect=connect, infer=infer),
-        connection=Connection(replay=replay),
-    ).open()
-
-
-def fill(lease: Lease, value: float) -> None:
-    lease["INPUT__0"][...] = value
-
 
 # --- a server that forgets ------------------------------------------------------------
 
