@@ -63,7 +63,7 @@ class RegionInfo:
     @property
     def is_own(self) -> bool:
         """Whether the file is this user's."""
-        return self.uid == os.getuid()
+        return self.uid == os.geteuid()
 
     def to_json(self) -> dict[str, object]:
         return asdict(self)
@@ -140,7 +140,7 @@ def _own_files(only: str | None) -> list[tuple[str, str, list[str]]]:
     for path in region_files():
         # Gone meanwhile, or another user's: not ours to remove.
         with contextlib.suppress(OSError):
-            if os.lstat(path).st_uid != os.getuid():
+            if os.lstat(path).st_uid != os.geteuid():
                 continue
             server, problem = "", ""
             try:

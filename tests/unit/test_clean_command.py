@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +27,12 @@ from tests.unit.dead_regions import left_behind
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
 
 KEY = {"X-Key": "a=b"}
+# What makes a terminal red and renames its window, a line of its own, and text that is
+# read from right to left.
+ESCAPES = "\x1b[31m\x1b]0;x\x07\nremoved\u202e\x9b2J"
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give files away"
+)
 
 
 @pytest.fixture
@@ -95,7 +106,7 @@ def test_a_header_without_name_or_value_is_refused(folder: Path, header: str) ->
     assert "is not NAME=VALUE" in told.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@needs_root
 def test_dead_regions_of_others_are_not_promised_to_be_removed(folder: Path) -> None:
     path = left_behind(folder, "theirs", "h:1", registered=False)
     os.chown(path, 65534, 65534)
@@ -112,3 +123,71 @@ def test_a_name_that_looks_like_markup_is_shown_as_it_is(
     told = run("ls")
     assert told.exit_code == 0
     assert name in told.stdout
+
+
+@needs_root
+def test_nothing_is_said_about_a_server_that_is_not_asked(folder: Path) -> None:
+    path = left_behind(folder, "theirs", "h:1", registered=False)
+    os.chown(path, 65534, 65534)
+    heading, line = run("ls").stdout.splitlines()
+    cells = dict(zip(heading.split(), re.split("  +", line), strict=True))
+    assert (cells["owner"], cells["registered"], cells["server"]) == (
+        "dead 7",
+        "-",
+        "h:1",
+    )
+
+
+def test_a_server_that_does_not_answer_is_called_silent(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"127.0.0.1:{listener.getsockname()[1]}"
+        left_behind(folder, "mine", url, registered=False)
+        listener.settimeout(10)
+        answering = threading.Thread(target=lambda: listener.accept()[0].close())
+        answering.start()
+        assert "server silent" in run("ls").stdout
+        answering.join()
+
+
+def test_what_cannot_be_known_is_a_dash(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = left_behind(folder, "theirs", "h:1", registered=False)
+    really_open = os.open
+
+    def refuse(name: Any, *arguments: Any, **others: Any) -> int:
+        if str(name) == str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+        return really_open(name, *arguments, **others)
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
+    told = run("ls")
+    assert told.exit_code == 0
+    _, line = told.stdout.splitlines()
+    assert re.split("  +", line)[2:] == ["-", "-", "-", "-"]
+
+
+def test_a_terminal_obeys_nothing_that_stands_in_a_file(
+    folder: Path, server: ScriptedServer
+) -> None:
+    name, url, model = (f"{text}{ESCAPES}" for text in ("name", "h:1", "m"))
+    left_behind(folder, name, url, model=model, registered=False)
+    for arguments in (["ls"], ["clean"], ["clean", "--yes"], ["ls", "--json"]):
+        told = run(*arguments)
+        assert told.exit_code in (0, 1)
+        lines = told.stdout.split("\n")
+        assert all(line.isprintable() for line in lines), arguments
+        assert not any(line.startswith("removed\\") for line in lines)
+    assert "m\\x1b[31m" in run("ls").stdout
+
+
+def test_names_in_any_script_are_shown_as_they_are(folder: Path) -> None:
+    left_behind(folder, "区域", "h:1", model="modèle", registered=False)
+    assert "shmlane.区域" in run("ls").stdout
+    assert "modèle" in run("ls").stdout
+
+
+def test_a_name_that_is_no_text_is_shown(folder: Path) -> None:
+    (folder / os.fsdecode(b"shmlane.\xff")).touch()
+    assert "shmlane.\\udcff" in run("ls").stdout

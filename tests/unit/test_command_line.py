@@ -96,7 +96,7 @@ def test_regions_are_a_line_each_where_nobody_watches(
             "server silent",
             INFOS[1].server,
         ],
-        [INFOS[2].name, "512 B", "not ours", "-", "-", "-"],
+        [INFOS[2].name, "512 B", "-", "-", "-", "-"],
     ]
 
 

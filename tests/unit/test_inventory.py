@@ -235,6 +235,17 @@ def test_a_file_that_does_not_begin_as_a_region_was_never_registered(
     assert sorted(clean_up().files) == ["shmlane.a", "shmlane.b", "shmlane.c"]
 
 
+def test_files_are_whose_rights_this_process_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are made with those of the effective user."""
+    left_behind(folder, "a", "", registered=False)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    (info,) = list_regions()
+    assert info.is_own
+    assert clean_up().files == ["shmlane.a"]
+
+
 # --- files of others ------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """`shmlane ls` and `shmlane clean`: the shared memory regions of this machine.
 
 Owns how they are shown: a line for each, whatever its length, because names are there
-to be copied and lines to be filtered. Refuses to remove anything unless told `--yes`.
+to be copied and lines to be filtered. Refuses to remove anything unless told `--yes`,
+and to have a terminal obey what somebody wrote into a file or its name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _Header = typer.Option(
 )
 
 _FAILED = 1
-_OWNERS = {True: "alive", False: "dead", None: "not ours"}
+_UNKNOWN = "-"
+_OWNERS = {True: "alive", False: "dead", None: _UNKNOWN}
 _HEADINGS = ("region", "size", "owner", "model", "registered", "server")
 _KEPT = (
     "what was kept tells whose the registrations on its server are: try again when it"
@@ -91,12 +93,13 @@ def _show_dead(as_json: bool) -> None:
 
 
 def _tell(cleaned: Cleaned) -> None:
-    for name in cleaned.files:
-        typer.echo(f"removed {name}")
-    for name in cleaned.registrations:
-        typer.echo(f"unregistered {name}")
-    for name, reason in cleaned.kept.items():
-        typer.echo(f"kept {name}: {reason}")
+    lines = [
+        *(f"removed {name}" for name in cleaned.files),
+        *(f"unregistered {name}" for name in cleaned.registrations),
+        *(f"kept {name}: {reason}" for name, reason in cleaned.kept.items()),
+    ]
+    for line in lines:
+        typer.echo(_harmless(line))
     if cleaned.kept:
         typer.echo(_KEPT, err=True)
     elif not cleaned.files:
@@ -111,7 +114,7 @@ def _parsed(headers: Sequence[str]) -> dict[str, str]:
 
 
 def _show(infos: Sequence[RegionInfo]) -> None:
-    rows = [_HEADINGS, *map(_row, infos)]
+    rows = [_HEADINGS, *(tuple(map(_harmless, _row(info))) for info in infos)]
     lines, note = _aligned(rows), ""
     if sys.stdout.isatty() and _is_too_wide(lines):
         lines, note = _aligned([row[:-1] for row in rows]), _NO_ROOM
@@ -130,10 +133,15 @@ def _row(info: RegionInfo) -> tuple[str, ...]:
         info.name,
         _size(info.nbytes),
         f"{_OWNERS[info.alive]} {info.pid or ''}".rstrip(),
-        info.model or "-",
+        info.model or _UNKNOWN,
         _registered(info),
-        info.server or "-",
+        info.server or _UNKNOWN,
     )
+
+
+def _harmless(text: str) -> str:
+    """One line of characters that a terminal shows; others as Python writes them."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -148,7 +156,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _registered(info: RegionInfo) -> str:
     if info.registered is None:
-        return "server silent" if info.server else "-"
+        # No server is asked that only another user's file names.
+        return "server silent" if info.server and info.is_own else _UNKNOWN
     return {0: "no", 1: "1 time"}.get(info.registered, f"{info.registered} times")
 
 
