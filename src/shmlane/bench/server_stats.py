@@ -78,7 +78,7 @@ class ServerStats:
         reply = call(Address(where.port, where.path or None), path)
         if reply is None or reply[0] != 200 or not isinstance(reply[1], dict):
             raise ServerUnreachable(
-                f"The server at {self.url} answered {path} with "
+                f"the server at {self.url} answered {path} with "
                 f"{'nothing' if reply is None else reply}.",
                 hint="See whether it still runs and has the model.",
                 url=self.url,
