@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,13 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shmlane import Session
-from shmlane.errors import RegionError
-from shmlane.header import RegionHeader
 from shmlane.inventory import clean_up
 from shmlane.testing import ScriptedServer, sink_model
 from tests.polling import eventually
-from tests.sessions import region_files
 from tests.unit.children import Child, started
+from tests.unit.one_slot import files_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
 
@@ -101,14 +98,3 @@ def test_nothing_is_left_of_a_client_wherever_it_was_killed(
         assert not server.regions, step
     assert code == "0"
     assert step > left_something > 20
-
-
-def files_of(server: ScriptedServer) -> list[str]:
-    """Region files of clients of this server; it serves nobody else."""
-    found = []
-    for path in region_files():
-        with contextlib.suppress(FileNotFoundError, RegionError):
-            header = RegionHeader.parse(path.read_bytes())
-            if header.description["server"] == server.url:
-                found.append(path.name)
-    return found

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from shmlane import Connection, Lease, LeaseTimeout, Session, Timeouts
+from shmlane.errors import RegionError
+from shmlane.header import RegionHeader
 from shmlane.testing import ScriptedServer, identity_model
 from tests.polling import eventually
 from tests.sessions import Array, all_free, frame, region_files
@@ -22,7 +24,6 @@ from tests.sessions import Array, all_free, frame, region_files
 INPUT = "INPUT__0"
 OUTPUT = "OUTPUT__0"
 STATES = ("free", "leased", "in_flight", "late", "lost", "pinned")
-QUICK = Timeouts(connect=2.0, infer=5.0, lease=5.0)
 
 
 @contextlib.contextmanager
@@ -46,7 +47,18 @@ def _mapped() -> list[str]:
     return [str(path) for path in region_files() if str(path) in maps]
 
 
-def one_slot(url: str, *, replay: bool = False) -> Session:
+def files_of(server: ScriptedServer) -> list[str]:
+    """Region files of clients of this server, dead ones included."""
+    found = []
+    for path in region_files():
+        with contextlib.suppress(FileNotFoundError, RegionError):
+            header = RegionHeader.parse(path.read_bytes())
+            if header.description["server"] == server.url:
+                found.append(path.name)
+    return found
+
+
+def one_slot(url: str, *, replay: bool = False, limit: float = 5.0) -> Session:
     """Its input and its output of eight numbers lie in shared memory."""
     shape = (1, 1, 1, 8)
     return Session(
@@ -56,7 +68,7 @@ def one_slot(url: str, *, replay: bool = False) -> Session:
         shapes={INPUT: shape},
         outputs={OUTPUT: shape},
         connection=Connection(replay=replay),
-        timeouts=QUICK,
+        timeouts=Timeouts(connect=min(limit, 2.0), infer=limit, lease=limit),
     )
 
 

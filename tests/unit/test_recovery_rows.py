@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shmlane import InferTimeout, RequestLost, Session
-from shmlane.testing import Close, ScriptedServer, identity_model
+from shmlane import InferFailed, InferTimeout, RequestLost, Session
+from shmlane.testing import Answer, Close, ScriptedServer, identity_model
 from tests.fault_proxy import FaultProxy, How
 from tests.polling import eventually
 from tests.unit.one_slot import (
@@ -27,6 +27,7 @@ from tests.unit.one_slot import (
     serving,
     state,
 )
+from tests.unit.scripted import error
 
 COUNTING = ["2.50.0", "2.52.0", "2.53.0", "2.70.0"]
 
@@ -111,6 +112,31 @@ def test_regions_wiped_while_a_slot_is_lost(
         is_kept(session, "lost")
     serves_right(session)
     assert session.stats().drains == 1
+
+
+# --- a server without memory ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[request id: 1] failed to allocate CPU memory for output 'OUTPUT__0'",
+        "Failed to increase the shared memory pool size for key 'triton_python_backend'"
+        " to 67108864 bytes. No space left on device",
+        "bad allocation",
+    ],
+)
+def test_a_server_without_memory_for_the_output_says_so(
+    server: ScriptedServer, session: Session, text: str
+) -> None:
+    server.script(Answer(error(500, text)))
+    with pytest.raises(InferFailed, match="No space|alloc") as caught:
+        echo(session, 1.0)
+    assert caught.value.context["status"] == 500
+    # The request has ended, and nothing has to be waited for.
+    assert state(session) == "free"
+    serves_right(session)
+    assert session.stats().drains == 0
 
 
 # --- a server that restarts -----------------------------------------------------------
