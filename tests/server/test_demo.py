@@ -78,6 +78,7 @@ def test_what_it_prints_fits_eighty_columns(
     show.show_checks(console, findings.checks)
     lines = capsys.readouterr().out.splitlines()
     assert str(folder / "page.png") in lines
+    assert lines[-1] == f"All {len(findings.checks)} checks passed."
     assert max(len(line) for line in lines if str(folder) not in line) <= 80
 
 

@@ -77,7 +77,7 @@ def test_other_clients_are_compared_by_their_medians() -> None:
 def test_a_complete_report_passes() -> None:
     check = clients.check(report())
     assert check.passed
-    assert check.detail == "8 clients, those in C++ read after their run"
+    assert check.detail == "8 clients, C++ after its run"
 
 
 def test_a_client_with_a_wrong_value_fails_the_check_by_name() -> None:

@@ -80,7 +80,7 @@ def check(report: Report) -> Check:
         for word, names in (("not measured", missing), ("wrong", wrong))
         if names
     ]
-    right = f"{len(report.results)} clients, those in C++ read after their run"
+    right = f"{len(report.results)} clients, C++ after its run"
     detail = "; ".join(problems) or right
     return Check("every client answered right", report.is_complete, detail)
 

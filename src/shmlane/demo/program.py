@@ -20,6 +20,7 @@ from shmlane.demo.traces import Traces
 from shmlane.errors import UnsupportedPlatform
 from shmlane.server import TritonServer, demo_models
 from shmlane.server.cache import say
+from shmlane.server.managed import find_installation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,6 +88,8 @@ def run(folder: Path, *, quiet: bool, with_bench: bool) -> Outcome:
     console = show.make_console(quiet=quiet)
     traces = Traces()
     models = demo_models("resnet50", "ocr_det")
+    # Here and not while it starts: progress lines tell one thing after the other.
+    find_installation()
     say("starting a Triton server with both networks …")
     with TritonServer(models) as server:
         version, urls = server.version, {server.http_url}
@@ -95,7 +98,7 @@ def run(folder: Path, *, quiet: bool, with_bench: bool) -> Outcome:
     checks = list(findings.checks)
     report = None
     if with_bench:
-        say("comparing clients of the same server, about a minute …")
+        say("comparing clients, about a minute …")
         plan = clients.make_comparison()
         with own_servers(plan) as servers:
             report = run_benchmark(plan, servers=servers)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _READING = (
-    "x C++: p50 over that of C++ perf_analyzer HTTP (cpp-http); below 1 is faster. CPU:"
-    " the client's, for one request. All but the first two rows use shared memory;"
-    " shmlane and C++ find their input in place. Server and clients share the cores:"
+    "x C++: p50 over that of C++ perf_analyzer HTTP; below 1 is faster. CPU: the"
+    " client's, for one request. All but the first two rows use shared memory; shmlane"
+    " and C++ find their input in place. Server and clients share the cores:"
     f" trust the ratios. Medians of {ROUNDS} short rounds in random order."
 )
 
@@ -45,14 +45,14 @@ def show_findings(console: Console, findings: Findings) -> None:
     boxes = f"{len(text.boxes)} boxes on {text.lines} lines of text"
     table.add_row("ocr_det", "text page", boxes)
     console.print(table)
-    note = "Weights of resnet50 are random: its classes are numbers without a meaning."
+    note = "resnet50 has random weights: its classes are numbers without a meaning."
     console.print(note, style="dim")
     console.print("The page with its boxes was written to")
     console.print(str(text.picture), soft_wrap=True)
 
 
 def show_checks(console: Console, checks: Sequence[Check]) -> None:
-    """Every comparison with its outcome."""
+    """Every comparison with its outcome, and the sum of them."""
     _heading(console, "Checks")
     table = _plain_table()
     table.add_column()
@@ -61,6 +61,12 @@ def show_checks(console: Console, checks: Sequence[Check]) -> None:
         verdict = Line("ok", "green") if check.passed else Line("FAILED", "bold red")
         table.add_row(verdict, check.claim, check.detail)
     console.print(table)
+    failed = sum(not check.passed for check in checks)
+    console.print()
+    if failed:
+        console.print(f"{failed} of {len(checks)} checks FAILED.", style="bold red")
+    else:
+        console.print(f"All {len(checks)} checks passed.", style="bold")
 
 
 def show_clients(console: Console, report: Report) -> None:
