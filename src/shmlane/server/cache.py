@@ -43,6 +43,15 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
+@contextlib.contextmanager
+def progress(label: str) -> Iterator[None]:
+    """A line before work that takes a while, and one once it is done."""
+    started = time.monotonic()
+    say(f"{label} …")
+    yield
+    say(f"{label}: done in {time.monotonic() - started:.1f} s")
+
+
 def make_once(
     folder: Path,
     build: Callable[[Path], None],
@@ -71,17 +80,13 @@ def make_once(
 def _build(folder: Path, build: Callable[[Path], None], label: str | None) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    started = time.monotonic()
-    if label:
-        say(f"{label} …")
     try:
-        build(folder)
+        with progress(label) if label else contextlib.nullcontext():
+            build(folder)
         (folder / _MARKER).touch()
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    if label:
-        say(f"{label}: done in {time.monotonic() - started:.1f} s")
 
 
 def make_folder(folder: Path) -> None:

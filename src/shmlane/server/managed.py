@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shmlane.errors import InstallFailed, UnsupportedPlatform, UsageError
-from shmlane.server.cache import cache_root, locked, make_once
+from shmlane.server.cache import cache_root, locked, make_once, progress
 from shmlane.server.interpreters import (
     environment_python,
     find_model_interpreter,
@@ -186,7 +186,8 @@ def _ensure_packages(folder: Path, packages: Sequence[str]) -> None:
         present = json.loads(record.read_text())
         missing = [package for package in packages if package not in present]
         if missing:
-            install_packages(environment_python(folder), [MODEL_NUMPY, *missing])
+            with progress(f"installing {', '.join(missing)} for Triton's models"):
+                install_packages(environment_python(folder), [MODEL_NUMPY, *missing])
             fresh = record.with_suffix(".new")
             fresh.write_text(json.dumps([*present, *missing]))
             fresh.replace(record)
