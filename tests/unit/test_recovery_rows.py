@@ -130,7 +130,7 @@ def test_a_server_without_memory_for_the_output_says_so(
     server: ScriptedServer, session: Session, text: str
 ) -> None:
     server.script(Answer(error(500, text)))
-    with pytest.raises(InferFailed, match="No space|alloc") as caught:
+    with pytest.raises(InferFailed, match=r"No space|alloc") as caught:
         echo(session, 1.0)
     assert caught.value.context["status"] == 500
     # The request has ended, and nothing has to be waited for.
