@@ -134,7 +134,9 @@ def _bare(session: Session) -> Callable[[], object]:
     prepared, channel = slot.prepared, slot.channel
     connected = getattr(channel, "_socket", None)
     if prepared is None or connected is None:
-        raise UsageError("the session has not sent anything yet.")
+        raise UsageError(
+            "the session has not sent anything yet.", hint="Let it infer once before."
+        )
     send, receive, request = connected.send, connected.recv, prepared.requests[0]
 
     def bare() -> None:

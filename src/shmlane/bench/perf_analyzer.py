@@ -71,7 +71,8 @@ def install() -> Tool:
     """The perf_analyzer kept in the cache, installed on first use."""
     if platform.machine() != "x86_64":
         raise UnsupportedPlatform(
-            f"perf_analyzer {VERSION} exists for x86_64; this is {platform.machine()}."
+            f"perf_analyzer {VERSION} exists for x86_64; this is {platform.machine()}.",
+            hint="Compare with other contenders there.",
         )
     folder = make_once(
         cache_root() / f"perf_analyzer-{VERSION}",
@@ -179,7 +180,8 @@ class PerfAnalyzer:
         ended = [pilot for pilot in tried if pilot is not None]
         if not ended:
             raise ContenderFailed(
-                f"perf_analyzer never ended for {self._name}, in either mode."
+                f"perf_analyzer never ended for {self._name}, in either mode.",
+                hint="See what else keeps this machine busy and try again.",
             )
         return min(ended, key=lambda pilot: pilot.p50_us)
 
