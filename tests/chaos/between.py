@@ -56,7 +56,6 @@ class Between:
     # --- amid requests ----------------------------------------------------------------
 
     def break_off(self) -> None:
-        """The server does not notice, and does all that it was asked."""
         how = self._dice.choice((How.CLOSE, How.RESET))
         for proxy in self._proxies:
             proxy.break_off(how)
@@ -167,7 +166,6 @@ _SPOILS: tuple[Callable[[Link], None], ...] = (
 )
 
 BETWEEN: dict[str, Callable[[Between], Undo | None]] = {
-    "connections broken": Between.break_off,
     "connections cut in a message": Between.cut,
     "idle connections closed": Between.close_idle,
     "bytes held up in between": Between.hold_up,

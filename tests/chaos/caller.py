@@ -226,8 +226,11 @@ class Caller:
         if keep != "input":
             # The next one's data already, which no reply may show yet.
             fill(view, self._tokens.make())
-        if dice.random() < 0.3:
-            # Callers work with a reply in place: it must stay as it is meanwhile.
+        if dice.random() < 0.5:
+            # Callers work with a reply in place, and write to it: a server that does so
+            # as well would go unseen if the request was sent again with the same data.
+            token = self._tokens.make()
+            fill(output, token)
             time.sleep(dice.uniform(0, _LONGEST_USE))
             self._judge(output, token, lane, view.shape)
         if keep == "reply":

@@ -29,6 +29,8 @@ from tests.chaos.machine import stands_still
 _LONGEST_STOP = 1.5
 _LONGEST_ABSENCE = 1.0
 _LONGEST_TROUBLE = 1.0
+_LONGEST_RESPITE = 0.06
+_BREAKS = 10
 _SHM = Path("/dev/shm")
 _PAGE = 4096
 _LAST_FAULTS = 12
@@ -84,7 +86,7 @@ class Playground:
             return bool(self._stoppable_clients())
         if fault == "client killed":
             return any(self.seats[1:])
-        if fault in BETWEEN:
+        if fault in BETWEEN or fault == "connections broken":
             return True
         if fault in ("server killed", "server killed amid requests"):
             return not self._server_away
@@ -166,6 +168,16 @@ class Playground:
         finally:
             path.unlink()
         self._bystander = name
+
+    def _break_off(self) -> None:
+        """The server does not notice, and does all that it was asked.
+
+        Several times in a row: what was sent again is quickly interrupted as well.
+        """
+        when = 0.0
+        for _ in range(_BREAKS):
+            self.later(when, self.between.break_off)
+            when += self._dice.uniform(0, _LONGEST_RESPITE)
 
     def _break_off_amid_requests(self) -> None:
         """What it was asked it does only later, when nobody can hear its answer."""
@@ -309,6 +321,7 @@ _OTHERS: dict[str, Callable[[Playground], None]] = {
     "server killed amid requests": Playground._kill_server_amid_requests,
     "server told to end": Playground._end_server,
     "server stopped": Playground._stop_server,
+    "connections broken": Playground._break_off,
     "connections broken amid requests": Playground._break_off_amid_requests,
     "client stopped": Playground._stop_client,
     "client killed": Playground._kill_client,

@@ -1,7 +1,7 @@
 /* Included before `echo.c`: its model takes its time between reading and writing.
  *
  * What it read is kept aside meanwhile, as any model does whose input is overwritten
- * under it, so that a late write shows whose it was. Once in eight times it takes up to
+ * under it, so that a late write shows whose it was. Once in four times it takes up to
  * 40 ms, by chance: the same request sent again may be done before the first one.
  */
 #include <stdint.h>
@@ -13,8 +13,8 @@ static void take_time(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   const uint64_t chance = (uint64_t)now.tv_nsec * 0x9E3779B97F4A7C15u >> 32;
-  if (chance % 8 != 0) return;
-  struct timespec rest = {0, (long)(chance / 8 % 40 + 1) * 1000000};
+  if (chance % 4 != 0) return;
+  struct timespec rest = {0, (long)(chance / 4 % 40 + 1) * 1000000};
   while (nanosleep(&rest, &rest) != 0) {
   }
 }
