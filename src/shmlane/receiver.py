@@ -145,9 +145,11 @@ class Receiver(Background):
                 self._mailbox = None
 
     def _receive(self, mailbox: _Mailbox) -> None:
-        while not self._stopping and (self._incoming or not mailbox.is_empty):
+        while not self._stopping:
             while self._incoming:
                 self._take_in(mailbox, self._incoming.popleft())
+            if mailbox.is_empty:
+                return
             for key in mailbox.wait():
                 self._read(mailbox, key)
 

@@ -188,25 +188,29 @@ def test_nothing_stays_of_a_session_that_is_collected_as_a_slot_comes_back(
     server: ScriptedServer, go: threading.Event
 ) -> None:
     """By the very thread that is about to give the slot back."""
-    session = session_at(server).open()
-    receiver = session._receiver
-    give_back = receiver._give_back
 
-    def collect_first(slot: Slot) -> None:
+    def drop_a_session() -> None:
+        session = session_at(server).open()
+        receiver = session._receiver
+        give_back = receiver._give_back
+
+        def collect_first(slot: Slot) -> None:
+            gc.collect()
+            give_back(slot)
+
+        receiver._give_back = collect_first
+        server.script(Delay(go))
+        with pytest.raises(InferTimeout):
+            ask(session)
+        # Only the collector ends it.
+        vars(session)["itself"] = session
+        del session
+        go.set()
+        eventually(lambda: not receiver.is_busy, "the late reply has come")
         gc.collect()
-        give_back(slot)
 
-    receiver._give_back = collect_first
-    server.script(Delay(go))
-    with pytest.raises(InferTimeout):
-        ask(session)
-    # Only the collector ends it.
-    vars(session)["itself"] = session
-    del session
-    go.set()
-    eventually(lambda: not receiver.is_busy, "the late reply has come")
     with pytest.warns(ResourceWarning, match="dropped without close"):
-        gc.collect()
+        drop_a_session()
     assert not files_of(server)
     assert not server.regions
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import _thread
+import errno
 import gc
 import os
 import random
+import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -72,8 +75,9 @@ def test_late_and_lost_slots_come_back_together(desk: Desk) -> None:
     assert (desk.receiver.late_replies, desk.receiver.drains) == (10, 30)
 
 
+@pytest.mark.parametrize("how", ["late", "lost"])
 def test_a_slot_that_comes_at_any_line_of_the_thread_is_not_overlooked(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     starts: list[Callable[[], None]] = []
     monkeypatch.setattr(
@@ -81,8 +85,8 @@ def test_a_slot_that_comes_at_any_line_of_the_thread_is_not_overlooked(
     )
 
     def comes_at(line: int) -> Halt[None]:
-        slots = first, second = desk.late(2)
-        for slot in slots:
+        slots = first, second = desk.late(2) if how == "late" else desk.lost(2)
+        for slot in slots if how == "late" else ():
             desk.reply(slot)
         desk.watch(first)
         with Halt(starts.pop(), line) as thread:
@@ -245,6 +249,37 @@ def test_a_thread_that_cannot_be_started_is_tried_again_with_the_next_slot(
     desk.receiver.nudge()
     desk.watch(second)
     desk.came_back(first, second)
+
+
+@pytest.mark.parametrize("why", ["it broke", "no watch is left"])
+def test_a_connection_that_cannot_be_watched_is_lost(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    starts: list[Callable[[], None]] = []
+    start = _thread.start_new_thread
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            _thread, "start_new_thread", lambda run, _args: starts.append(run)
+        )
+        (slot,) = desk.late()
+        desk.watch(slot)
+    channel = slot.channel
+    assert channel is not None
+    if why == "it broke":
+        channel.close()
+    else:
+        register = selectors.DefaultSelector.register
+
+        def refuse(self: Any, file: Any, *arguments: Any) -> Any:
+            if file is channel:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return register(self, file, *arguments)
+
+        monkeypatch.setattr(selectors.DefaultSelector, "register", refuse)
+    start(starts.pop(), ())
+    desk.came_back(slot)
+    assert desk.receiver.drains == 1
+    assert not channel.is_open
 
 
 def test_a_thread_without_descriptors_waits_for_some(
