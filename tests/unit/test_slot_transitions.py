@@ -8,7 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shmlane import InferTimeout, RequestLost, Session, TransportError
+from shmlane import (
+    InferTimeout,
+    ProtocolError,
+    RequestLost,
+    Session,
+    TransportError,
+)
 from shmlane.testing import (
     Answer,
     Close,
@@ -35,7 +41,7 @@ from tests.unit.one_slot import (
     serving,
     state,
 )
-from tests.unit.scripted import error, http
+from tests.unit.scripted import error
 
 
 @pytest.fixture
@@ -73,6 +79,16 @@ def give_up(session: Session, value: float) -> None:
 def asked(server: ScriptedServer, what: str) -> int:
     """How often the server was asked for the status of a region, or to unregister."""
     return sum(each.path.endswith(f"/{what}") for each in server.requests)
+
+
+def with_via(reply: bytes) -> bytes:
+    """The true reply, as a proxy passes it on."""
+    return reply.replace(b"\r\n\r\n", b"\r\nVia: 1.1 proxy\r\n\r\n", 1)
+
+
+def with_other_id(reply: bytes) -> bytes:
+    """The reply to the request before."""
+    return reply.replace(b'"id":"1"', b'"id":"0"')
 
 
 # --- answered in time -----------------------------------------------------------------
@@ -159,10 +175,10 @@ def test_late_lost_free_when_the_connection_breaks(
 @pytest.mark.parametrize(
     "reply",
     [
-        http(504, "<html>"),
-        http(200, "{}", Via="1.1 proxy"),
+        error(504, "no words of Triton"),
+        with_via,
         b"\x00 no HTTP",
-        lambda reply: reply.replace(b'"id":"1"', b'"id":"0"'),
+        with_other_id,
     ],
     ids=["gateway", "Via", "garbage", "another request's"],
 )
@@ -186,35 +202,41 @@ def test_late_lost_free_when_the_reply_is_not_the_answer(
 
 # --- lost -----------------------------------------------------------------------------
 
-FAULTS: list[Fault] = [
-    Close(),
-    Close(model_runs=False),
-    Reset(),
-    Truncate(0),
-    Truncate(100),
-    Garbage(),
-    Status(408),
-    Status(499),
-    Status(502, "<html>"),
-    Status(504, '{"error":"not Triton"}'),
-    Status(500, "oops"),
-    Status(200, "{}", {"Via": "1.1 proxy"}),
-    Answer(lambda reply: reply.replace(b'"id":"1"', b'"id":"0"')),
-]
+LIKE_TRITONS = '{"error":"no words of Triton"}'
+FAULTS: dict[str, tuple[Fault, type[TransportError]]] = {
+    "closed": (Close(), RequestLost),
+    "closed before the model": (Close(model_runs=False), RequestLost),
+    "reset": (Reset(), RequestLost),
+    "no reply": (Truncate(0), RequestLost),
+    "half a reply": (Truncate(100), RequestLost),
+    "garbage": (Garbage(), ProtocolError),
+    "408": (Status(408, LIKE_TRITONS), RequestLost),
+    "499": (Status(499, LIKE_TRITONS), RequestLost),
+    "502": (Status(502, LIKE_TRITONS), RequestLost),
+    "504": (Status(504, LIKE_TRITONS), RequestLost),
+    "500 of nobody": (Status(500, "oops"), RequestLost),
+    "an error Via": (Status(500, LIKE_TRITONS, {"Via": "1.1 proxy"}), RequestLost),
+    "a success Via": (Answer(with_via), RequestLost),
+    "another request's": (Answer(with_other_id), ProtocolError),
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+@pytest.mark.parametrize(("fault", "kind"), FAULTS.values(), ids=FAULTS)
 def test_in_flight_lost_free(
-    server: ScriptedServer, session: Session, go: threading.Event, fault: Fault
+    server: ScriptedServer,
+    session: Session,
+    go: threading.Event,
+    fault: Fault,
+    kind: type[TransportError],
 ) -> None:
     server.script(fault)
     server.script(Delay(go), path="/region/")
     before = set(server.regions)
     with session.lease() as lease:
         fill(lease, 1.0)
-        with pytest.raises(TransportError) as caught:
+        with pytest.raises(kind) as caught:
             lease.infer()
-        assert isinstance(caught.value, RequestLost) == caught.value.retryable
+        assert caught.value.retryable == (kind is RequestLost)
         # The lease is no reason to call it anything else.
         assert state(session) == "lost"
     is_kept(session, "lost")
