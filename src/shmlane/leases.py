@@ -103,16 +103,15 @@ class BaseLease(Holder):
     __slots__ = ("_given", "_host", "_slot")
 
     def __init__(self, host: LeaseHost) -> None:
-        self._hold = []
+        self._hold = [None, None]
         self._host = host
         self._slot: Slot | None = None
         self._given = 0
 
-    def _begin(self: Self) -> Self:
-        """The lease is the caller's from now on."""
-        self._slot = slot = self._hold[0]
+    def _begin(self) -> None:
+        """The lease has its slot, and is the caller's from now on."""
+        slot = self._slot = self._hold[1]
         slot.leased = True
-        return self
 
     def __getitem__(self, name: str) -> Array:
         """The input `name` as a writable array over shared memory, to be filled.
@@ -223,7 +222,7 @@ class BaseLease(Holder):
             self._host._give_back(self)
 
     def __del__(self) -> None:
-        if not getattr(self, "_hold", None):
+        if getattr(self, "held", None) is None:
             return
         # One that no caller has got yet goes back in silence.
         state = "" if self._slot is None else repr(self)

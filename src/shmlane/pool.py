@@ -10,7 +10,8 @@ weak reference callbacks, which may run inside any other call of the same thread
 if the lock is free; whoever holds the lock looks again after letting go of it.
 
 Ctrl-C may come anywhere. A slot is at any time in one queue here or in one holder, and
-goes from one to the other by `move`; every other step can be done twice.
+goes from one to the other in a step that a signal cannot divide: `move`, or what the
+hot path does in its place. Every other step can be done twice.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .errors import LeaseTimeout, PoolClosed, RegionError
 from .slots import COUNTS_ARE_EXACT, Holder, Label, RootWatch, Slot, move
@@ -47,7 +48,7 @@ class Waiter:
 
     @property
     def is_served(self) -> bool:
-        return bool(self.holder._hold)
+        return self.holder.held is not None
 
     def open_gate(self) -> None:
         """End the wait. Under the pool's lock; doing so again does nothing."""
@@ -74,6 +75,9 @@ class SlotPool:
         # The last slot released is the first handed out: its memory is in the cache.
         self._free = deque(reversed(self.slots))
         self._pinned: deque[Slot] = deque()
+        # Each step pops one slot; IndexError where there is none, now.
+        self._free_slots: Iterator[Slot] = iter(self._free.pop, None)
+        self._pinned_slots: Iterator[Slot] = iter(self._pinned.popleft, None)
         # On their way from `_pinned` to `_watched`.
         self._looked_at: deque[Slot] = deque()
         self._watched: dict[Slot, Slot] = {}
@@ -92,11 +96,7 @@ class SlotPool:
             return False
         if self._pinned and self._take_unpinned(holder):
             return True
-        try:
-            move(self._free.pop, holder._hold.append)
-        except IndexError:
-            return False
-        return True
+        return _take_next(self._free_slots, holder)
 
     def acquire(self, holder: Holder, timeout: float | None) -> None:
         """Give `holder` a slot, waiting in turn for at most `timeout` seconds.
@@ -115,8 +115,10 @@ class SlotPool:
 
         With live views it is pinned until they die. Called from finalisers too.
         """
-        is_free = holder._hold[0].is_at_rest or self._closed
-        move(holder._hold.pop, (self._free if is_free else self._pinned).append)
+        slot: Slot = holder._hold[1]
+        queue = self._free if slot.is_at_rest or self._closed else self._pinned
+        # As `move`, for less: ends at the None in the first place.
+        queue.extend(iter(holder._hold.pop, None))
         if self._has_work():
             self._settle()
 
@@ -157,13 +159,13 @@ class SlotPool:
         One look per call, in rotation: the usual loop, whose names still refer to the
         last result while the next lease begins, needs no weak reference and no wait.
         """
-        try:
-            move(self._pinned.popleft, holder._hold.append)
-        except IndexError:
+        if not _take_next(self._pinned_slots, holder):
             return False
-        if holder._hold[0].is_at_rest:
+        slot: Slot = holder._hold[1]
+        if slot.is_at_rest:
             return True
-        move(holder._hold.pop, self._pinned.append)
+        self._pinned.extend(iter(holder._hold.pop, None))
+        holder._hold += (None, None)
         # Whoever began to wait during the look has not seen this slot.
         if self._has_work():
             self._settle()
@@ -296,12 +298,8 @@ class SlotPool:
         """Give the waiter a slot if one is free."""
         if waiter.is_served:
             return True
-        try:
-            # A look before would be in vain: `take` does not ask for the lock.
-            move(self._free.pop, waiter.holder._hold.append)
-        except IndexError:
-            return False
-        return True
+        # A look before would be in vain: `take` does not ask for the lock.
+        return _take_next(self._free_slots, waiter.holder)
 
     @property
     def _wants_spare(self) -> bool:
@@ -345,6 +343,17 @@ class SlotPool:
             f"{n} {label.value}" for label, n in self.counts().items() if n
         )
         return f"<SlotPool {len(self.slots)} slots: {counts}>"
+
+
+def _take_next(slots: Iterator[Slot], holder: Holder) -> bool:
+    """Give `holder` the next of the slots that come out of a queue."""
+    try:
+        # As `move`, for less: no call comes between the step and the assignment.
+        for holder._hold[1] in slots:
+            break
+    except IndexError:
+        return False
+    return True
 
 
 def _advice(counts: Mapping[Label, int]) -> str:

@@ -349,7 +349,10 @@ class Session:
         except LeaseTimeout:
             self._receiver.nudge()
             raise
-        return lease._begin()
+        # As `_begin`, without its call.
+        lease._slot = slot = lease._hold[1]
+        slot.leased = True
+        return lease
 
     def infer(
         self,
@@ -387,7 +390,8 @@ class Session:
         leases: list[Lease] = []
         try:
             while self._pool.take(lease := Lease(self)):
-                leases.append(lease._begin())
+                leases.append(lease)
+                lease._begin()
             for lease in leases:
                 self._warm(lease)
         finally:
@@ -427,7 +431,7 @@ class Session:
     # --- what leases ask for ----------------------------------------------------------
 
     def _give_back(self, lease: Holder) -> None:
-        slot = lease._hold[0]
+        slot: Slot = lease._hold[1]
         slot.epoch += 1
         slot.leased = False
         if self._state is _State.FORKED:
@@ -435,7 +439,8 @@ class Session:
         if not slot.server_hold:
             self._pool.release(lease)
         else:
-            self._receiver.watch(lease._hold.pop())
+            lease._hold.pop()
+            self._receiver.watch(slot)
         if self._state is _State.CLOSED:
             self._take_back()
 

@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 def move(take: Callable[[], T], put: Callable[[T], object]) -> None:
-    """`put(take())` in one step of the interpreter; raises what they raise.
+    """`put(take())`, which Ctrl-C finds done or not begun; raises what they raise.
 
-    Both are functions in C. Python looks for Ctrl-C between its steps only, so that
-    what is moved is found in the one place or in the other, never in none or in both.
+    Both are functions in C: Python looks for signals only between calls of its own.
+    What is moved is in the one place or in the other, never in none or in both.
     """
     next(map(put, iter(take, _NOTHING)))
 
@@ -66,12 +66,22 @@ class Channel(Protocol):
 
 
 class Holder:
-    """Whoever has a slot or waits for one. Its `_hold` has one place."""
+    """Whoever waits for a slot and then has it, until it is given back.
+
+    `_hold` has the slot in its second place; it is empty when all is over. The first
+    place stays None and is where `iter(hold.pop, None)` ends.
+    """
 
     __slots__ = ("_hold",)
 
-    def __init__(self, *slot: Slot) -> None:
-        self._hold: list[Slot] = list(slot)
+    def __init__(self, slot: Slot | None = None) -> None:
+        # Any, for it is read on the hot path, where nobody asks whether it is None.
+        self._hold: list[Any] = [None, slot]
+
+    @property
+    def held(self) -> Slot | None:
+        """The slot, None before and after."""
+        return self._hold[-1] if self._hold else None
 
 
 class Registration:

@@ -95,14 +95,15 @@ class CtrlC:
 
     def _look(self, frame: FrameType, event: str, _arg: object) -> None:
         is_ours = frame.f_code.co_filename.startswith(_PACKAGE)
-        if event != "c_call" and is_ours and not _is_finaliser(frame):
+        if event != "c_call" and is_ours and not is_finaliser(frame):
             self._left -= 1
             if self._left == -1:
                 self.was_reached = True
                 raise KeyboardInterrupt
 
 
-def _is_finaliser(frame: FrameType | None) -> bool:
+def is_finaliser(frame: FrameType | None) -> bool:
+    """Whether what runs in this frame was called by a finaliser."""
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None

@@ -57,8 +57,12 @@ class Guest(Holder):
         super().__init__()
         self._pool = pool
 
+    def let_go(self) -> Slot:
+        slot: Slot = self._hold.pop()
+        return slot
+
     def __del__(self) -> None:
-        if self._hold:
+        if self.held is not None:
             self._pool.release(self)
 
 
@@ -82,12 +86,12 @@ class Pool(SlotPool):
         """A slot that the test looks after, without a holder."""
         guest = Guest(self)
         self.acquire(guest, timeout)
-        return guest._hold.pop()
+        return guest.let_go()
 
     def get_at_once(self) -> Slot | None:
         """As `get`, where nobody waits."""
         guest = Guest(self)
-        return guest._hold.pop() if self.take(guest) else None
+        return guest.let_go() if self.take(guest) else None
 
 
 class Caller(threading.Thread):

@@ -259,7 +259,8 @@ class Host:
         """Nothing about this host keeps a lease from being used."""
 
     def _give_back(self, lease: Holder) -> None:
-        slot = lease._hold.pop()
+        slot: Slot = lease._hold[1]
+        lease._hold.clear()
         slot.epoch += 1
         slot.leased = False
         self.returned.append(slot)
@@ -300,8 +301,9 @@ class Desk:
     def lease(self) -> Lease:
         assert not self.slot.leased
         lease = Lease(self.host)
-        lease._hold.append(self.slot)
-        return lease._begin()
+        lease._hold[1] = self.slot
+        lease._begin()
+        return lease
 
     @property
     def request(self) -> Any:

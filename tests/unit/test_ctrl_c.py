@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import random
+import signal
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ import pytest
 from shmlane import Session, Timeouts
 from shmlane.testing import ScriptedServer, identity_model
 from tests.polling import eventually
-from tests.unit.interleaving import CtrlC, every
+from tests.unit.interleaving import CtrlC, every, is_finaliser
 
 SLOTS = 2
 ROW = np.full((1, 1, 1, 8), 7.0, np.float32)
@@ -66,3 +70,36 @@ def test_ctrl_c_at_any_moment_of_use_loses_no_slot(
     assert session.stats().spare_slots == 0
     (output,) = session.infer({next(iter(session.metadata.inputs)): ROW}).values()
     assert output.tolist() == ROW.tolist()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_signals_at_any_time_lose_no_slot(session: Session) -> None:
+    def press_soon() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 1e-6 * random.randint(20, 200))
+
+    def press(_number: int, frame: FrameType | None) -> None:
+        # Python drops what is raised in a finaliser.
+        if is_finaliser(frame):
+            press_soon()
+        else:
+            raise KeyboardInterrupt
+
+    interruptions = 0
+    before = signal.signal(signal.SIGALRM, press)
+    gc.disable()
+    try:
+        while interruptions < 2000:
+            try:
+                press_soon()
+                while True:
+                    fill_and_release(session)
+            except KeyboardInterrupt:
+                interruptions += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        gc.enable()
+    eventually(lambda: session.stats().free == SLOTS, lambda: repr(session))
+    leases = [session.lease() for _ in range(SLOTS)]
+    assert len({id(lease._slot) for lease in leases}) == SLOTS
+    for lease in leases:
+        lease.release()
