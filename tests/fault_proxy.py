@@ -300,6 +300,9 @@ class FaultProxy:
         except OSError:
             return
         target.settimeout(None)
+        if client.family == socket.AF_INET:
+            # What is put in must not wait until the client acknowledges what came last.
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             link = Link(client, target, self._requests, self._replies)
             self._links.append(link)

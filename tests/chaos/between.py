@@ -107,12 +107,13 @@ class Between:
 
     # --- on idle connections ----------------------------------------------------------
 
-    def spoil(self) -> None:
-        """Do something to every connection while nothing is asked on any.
+    def spoil(self) -> int:
+        """Do something to every connection while nothing is asked on any; how many.
 
         It is done when this returns: whoever asks now can see it first.
         """
-        for link in self._links():
+        spoilt = list(self._links())
+        for link in spoilt:
             # It may have ended by itself.
             with contextlib.suppress(OSError):
                 self._dice.choice(_SPOILS)(link)
@@ -121,6 +122,7 @@ class Between:
             if time.monotonic() > deadline:
                 raise TimeoutError("connections that were broken do not end")
             time.sleep(0.01)
+        return len(spoilt)
 
     def put_right(self) -> None:
         """End every fault that lasts."""

@@ -48,7 +48,8 @@ class Examination:
 
     def spoil_connections(self) -> None:
         """Idle connections end or have something to read: no call may notice."""
-        self._playground.between.spoil()
+        if not self._playground.between.spoil():
+            raise ChaosFailure("every slot was used, and no connection is there")
         self._order("use")
 
     def restart_server(self) -> None:
@@ -69,6 +70,8 @@ class Examination:
         finally:
             playground.continue_server()
         self._refuse_untold()
+        if all(each.alive for each in self._regions()):
+            raise ChaosFailure("sessions closed without a server, and left no file")
         self.clean()
 
     def _order(self, word: str) -> list[Usage]:

@@ -31,8 +31,12 @@ class Usage:
 
 def stands_still(pid: int) -> bool:
     """Whether every thread of a process is stopped."""
-    states = [
-        path.read_text().rpartition(")")[2].split()[0]
-        for path in Path(f"/proc/{pid}/task").glob("*/stat")
-    ]
-    return set(states) == {"T"}
+    try:
+        states = {
+            path.read_text().rpartition(")")[2].split()[0]
+            for path in Path(f"/proc/{pid}/task").glob("*/stat")
+        }
+    except (FileNotFoundError, ProcessLookupError):
+        # A thread that has just ended did not stand still.
+        return False
+    return states == {"T"}
