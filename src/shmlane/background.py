@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from .slots import Slot
+from .slots import Holder, Slot
 
 # Only for deadlocks: a finaliser may stop what waits for a lock under that finaliser.
 _HANDOVER_LIMIT = 5.0
@@ -42,7 +42,11 @@ class Background(abc.ABC):
 
     def watch(self, slot: Slot) -> None:
         """Bring a slot: the thread is woken, or started."""
-        self._incoming.append(slot)
+        self.take_over(Holder(slot))
+
+    def take_over(self, holder: Holder) -> None:
+        """Bring the slot of `holder`, which Ctrl-C leaves in the one or the other."""
+        self._incoming.extend(iter(holder._hold.pop, None))
         self._wake_up()
         self.nudge()
 

@@ -1,18 +1,17 @@
-"""Waiting in blocking code: one inference, and talks with the server.
+"""Waiting in blocking code: one inference with everything that may come in between.
 
-Owns the send, the receive and the retries of a blocking session, and the connections
-that it makes. Refuses to decide what a reply means (`exchange`) and how servers differ
-(`control`). Thread-safe, as long as a slot belongs to one caller.
+Owns the send, the receive and the retries of a blocking session. Refuses to decide what
+a reply means (`exchange`) and to know how servers differ (`control`). Thread-safe, as
+long as a slot belongs to one caller.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable
-from typing import TypeVar
 
 from . import control
+from .calls import ServerCalls
 from .errors import (
     InferTimeout,
     PoolClosed,
@@ -23,11 +22,7 @@ from .errors import (
 from .exchange import Answer, Exchange, Verdict
 from .memory import SessionMemory
 from .slots import Channel, Slot
-from .timing import Deadline, Timeouts, in_seconds
-from .transport import Connection, Endpoint, HttpConnection
-from .wire import HttpRequests
-
-T = TypeVar("T")
+from .timing import Deadline, in_seconds
 
 # A connection found dead, or a registration found gone, is made anew and the request
 # sent again. Neither happens twice in a row unless the server is in trouble, so that
@@ -37,49 +32,27 @@ _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.25
 
 
-def run(talk: control.Talk[T], channel: Channel, deadline: Deadline) -> T:
-    """The outcome of a talk over `channel`; raises what the talk and `call` raise."""
-    reply = None
-    while True:
-        try:
-            step = talk.send(reply)
-        except StopIteration as done:
-            outcome: T = done.value
-            return outcome
-        if isinstance(step, control.Pause):
-            reply = None
-            time.sleep(step.seconds)
-        else:
-            reply = channel.call(step, deadline)
-
-
 class BlockingShell:
-    """Carries out what `exchange` and `control` decide, and waits.
+    """Carries out what `exchange` decides, and waits.
 
-    connections, registrations, retries: counters for `SessionStats`. is_closed: set
-    when the session closes; nothing new is begun from then on.
+    retries: counter for `SessionStats`. is_closed: set when the session closes; nothing
+    new is begun from then on.
     """
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        requests: HttpRequests,
-        connection: Connection,
-        timeouts: Timeouts,
+        calls: ServerCalls,
+        exchange: Exchange,
+        memory: SessionMemory,
+        *,
+        replay: bool,
     ) -> None:
-        self.connections = 0
-        self.registrations = 0
         self.retries = 0
         self.is_closed = False
-        self._endpoint = endpoint
-        self._requests = requests
-        self._connection = connection
-        self._timeouts = timeouts
-
-    def start(self, exchange: Exchange, memory: SessionMemory) -> None:
-        """The model is known now, and its memory made."""
+        self._calls = calls
         self._exchange = exchange
         self._memory = memory
+        self._replay = replay
 
     # --- one inference ----------------------------------------------------------------
 
@@ -127,7 +100,7 @@ class BlockingShell:
             raise
         except RequestLost:
             channel.close()
-            if self._connection.replay and self._is_drained(slot, deadline):
+            if self._replay and self._is_drained(slot, deadline):
                 return Verdict.REPLAY
             raise
         except BaseException:
@@ -153,8 +126,13 @@ class BlockingShell:
         """
         pause = _FIRST_PAUSE
         while not deadline.has_passed:
-            with contextlib.suppress(ServerUnreachable):
+            try:
                 return self._drain(slot, deadline)
+            except ServerUnreachable:
+                pass
+            except ShmlaneError:
+                # That the request was lost is what the caller must know.
+                return False
             # A server that is ending, or a proxy without one, takes connections only
             # to close them at once.
             time.sleep(deadline.within(pause).remaining or 0)
@@ -162,10 +140,10 @@ class BlockingShell:
         return False
 
     def _drain(self, slot: Slot, deadline: Deadline) -> bool:
-        channel = self.connect(deadline)
+        channel = self._calls.connect(deadline)
         with contextlib.ExitStack() as undo:
             undo.callback(channel.close)
-            outcome = run(control.drain(self._requests, slot), channel, deadline)
+            outcome = self._calls.drain(slot, channel, deadline)
             if outcome is control.Drained.GIVE_UP:
                 return False
             if outcome is control.Drained.MOVE:
@@ -193,7 +171,7 @@ class BlockingShell:
         if channel is None or not channel.is_quiet:
             if channel is not None:
                 channel.close()
-            channel = slot.channel = self.connect(deadline)
+            channel = slot.channel = self._calls.connect(deadline)
         for tensor, nbytes in self._exchange.outgrown(slot, given):
             self._memory.grow(slot, tensor, nbytes)
         if slot.obsolete or any(slot.unregistered()):
@@ -208,63 +186,15 @@ class BlockingShell:
         """Register over `channel`, or over another if that breaks meanwhile."""
         for attempt in range(1, _TRIES):
             try:
-                self.register(slot, channel, deadline)
+                self._calls.register(slot, channel, deadline)
                 return channel
             except ServerUnreachable:
                 if deadline.has_passed:
                     raise
             time.sleep(_FIRST_PAUSE * 2**attempt)
-            channel = slot.channel = self.connect(deadline)
-        self.register(slot, channel, deadline)
+            channel = slot.channel = self._calls.connect(deadline)
+        self._calls.register(slot, channel, deadline)
         return channel
 
-    # --- talks ------------------------------------------------------------------------
-
-    def connect(self, deadline: Deadline) -> HttpConnection:
-        limit = deadline.within(self._timeouts.connect)
-        connection = HttpConnection.open(self._endpoint, limit)
-        self.connections += 1
-        return connection
-
-    def register(self, slot: Slot, channel: Channel, deadline: Deadline) -> None:
-        self.registrations += sum(1 for _ in slot.unregistered())
-        run(control.register(self._requests, slot), channel, deadline)
-
-    def unregister(
-        self, slots: Collection[Slot], channel: Channel | None = None
-    ) -> bool:
-        """Take back what no request is on; True when the server knows nothing more.
-
-        It still may where it does not answer in time, or works on a request.
-        """
-        if not slots:
-            return True
-        deadline = Deadline(self._timeouts.connect)
-        with contextlib.suppress(ShmlaneError):
-            if channel is None or not channel.is_open:
-                channel = self.connect(deadline)
-            for slot in slots:
-                if not slot.server_hold:
-                    run(control.unregister(self._requests, slot), channel, deadline)
-        if channel is not None:
-            channel.close()
-        if all(slot.is_forgotten for slot in slots):
-            return True
-        return self._endpoint.is_deserted(self._timeouts.connect)
-
-    def unregister_doubtful(self, slots: Iterable[Slot]) -> None:
-        """Once the files are gone: take back what was registered late."""
-        doubtful = [slot for slot in slots if slot.doubtful]
-        if not doubtful:
-            return
-        deadline = Deadline(self._timeouts.connect)
-        with (
-            contextlib.suppress(ShmlaneError),
-            contextlib.closing(self.connect(deadline)) as channel,
-        ):
-            for slot in doubtful:
-                talk = control.unregister_doubtful(self._requests, slot)
-                run(talk, channel, deadline)
-
     def __repr__(self) -> str:
-        return f"<BlockingShell at {self._endpoint.url}>"
+        return f"<BlockingShell over {self._calls!r}>"

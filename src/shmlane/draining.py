@@ -163,13 +163,14 @@ class Drainer(Background):
 
     def _end(self, drain: _Drain, outcome: control.Drained) -> None:
         slot = drain.slot
+        # Without room for new memory these raise, and are tried again later.
         if outcome is control.Drained.MOVE:
-            # Without room for them it raises, and is tried again later.
             self._move_outputs(slot)
+        if outcome is control.Drained.GIVE_UP:
+            self._retire(slot)
         self._drains.remove(drain)
         if outcome is control.Drained.GIVE_UP:
             self.retired += 1
-            self._retire(slot)
             return
         self._exchange.withdraw(slot)
         self.drains += 1

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
-from . import blocking, control
+from . import control
+from .calls import run
 from .errors import (
     AccessRestricted,
     RegionError,
@@ -251,7 +252,7 @@ def ask_server(
         return None
     with contextlib.closing(connection):
         requests = HttpRequests(endpoint.host_header, "any", headers=headers)
-        return blocking.run(talk(requests), connection, deadline)
+        return run(talk(requests), connection, deadline)
 
 
 def _look_at(path: str, known: dict[str, dict[str, str] | None]) -> RegionInfo:

@@ -124,6 +124,7 @@ class SlotPool:
 
     def replace(self, slot: Slot, new: Slot) -> None:
         """Have `new` in the place of a slot that is never to be handed out again."""
+        new.renewals += slot.renewals
         with self._lock:
             self.slots[self.slots.index(slot)] = new
         self.put_back(new)

@@ -17,7 +17,7 @@ from .background import Background
 from .draining import Drainer
 from .errors import InferTimeout, ShmlaneError
 from .exchange import Exchange
-from .slots import Channel, Label, Slot
+from .slots import Channel, Holder, Label, Slot
 from .transport import Endpoint
 
 _RETRY_PAUSE = 0.25
@@ -107,12 +107,13 @@ class Receiver(Background):
     def is_busy(self) -> bool:
         return super().is_busy or self._drainer.is_busy
 
-    def watch(self, slot: Slot) -> None:
+    def take_over(self, holder: Holder) -> None:
         """Bring back a slot whose caller has left."""
+        slot: Slot = holder._hold[1]
         if slot.label is Label.LOST:
-            self._drainer.watch(slot)
+            self._drainer.take_over(holder)
         else:
-            super().watch(slot)
+            super().take_over(holder)
 
     def nudge(self) -> None:
         super().nudge()

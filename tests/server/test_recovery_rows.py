@@ -65,7 +65,7 @@ def busy(proxy: FaultProxy) -> Link:
 
 def heard_of_it(session: Session) -> None:
     """What was done to an idle connection has reached this end of it."""
-    channel = session._pool.slots[0].channel
+    channel = session._ensure_open().pool.slots[0].channel
     assert channel is not None
     eventually(lambda: not channel.is_quiet, "there is something to read")
 

@@ -165,7 +165,7 @@ def test_nothing_stays_of_a_slot_that_comes_back_as_the_session_closes(
 ) -> None:
     session = session_at(server).open()
     closing = threading.Thread(target=session.close, kwargs={"wait": wait})
-    give_back = session._receiver._give_back
+    give_back = session._ensure_open().receiver._give_back
 
     def give_back_late(slot: Slot) -> None:
         # The slot looks free, and closing must wait for it all the same.
@@ -173,7 +173,7 @@ def test_nothing_stays_of_a_slot_that_comes_back_as_the_session_closes(
         closing.join(0.3)
         give_back(slot)
 
-    monkeypatch.setattr(session._receiver, "_give_back", give_back_late)
+    monkeypatch.setattr(session._ensure_open().receiver, "_give_back", give_back_late)
     server.script(Delay(go))
     with pytest.raises(InferTimeout):
         ask(session)
@@ -191,7 +191,7 @@ def test_nothing_stays_of_a_session_that_is_collected_as_a_slot_comes_back(
 
     def drop_a_session() -> None:
         session = session_at(server).open()
-        receiver = session._receiver
+        receiver = session._ensure_open().receiver
         give_back = receiver._give_back
 
         def collect_first(slot: Slot) -> None:

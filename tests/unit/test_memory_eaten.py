@@ -141,3 +141,23 @@ with ScriptedServer([identity_model()]) as server:
         serves_right(one)
 """
     )
+
+
+def test_a_slot_given_up_is_replaced_once_there_is_room() -> None:
+    run(
+        """
+server = ScriptedServer([identity_model()], version="2.49.0")
+with server, session(server) as one:
+    with server.hold(), eaten():
+        with one.lease() as lease:
+            lease["INPUT__0"][...] = 1
+            server.script(Close())
+            try:
+                lease.infer()
+            except shmlane.RequestLost:
+                pass
+        becomes(one, lost=1)
+    becomes(one, retired=1)
+    serves_right(one)
+"""
+    )

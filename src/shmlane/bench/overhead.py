@@ -130,7 +130,7 @@ def _steps(session: Session) -> dict[str, Callable[[], object]]:
 
 
 def _bare(session: Session) -> Callable[[], object]:
-    slot = session._pool.slots[0]
+    slot = session._ensure_open().pool.slots[0]
     prepared, channel = slot.prepared, slot.channel
     connected = getattr(channel, "_socket", None)
     if prepared is None or connected is None:

@@ -1,0 +1,215 @@
+"""What an opened session consists of, and how all of it ends.
+
+Owns the order of opening and of closing: memory, slots, registrations, the pool and the
+thread that brings slots back. Refuses to know who may use it when (`session`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from .blocking import BlockingShell
+from .calls import ServerCalls
+from .exchange import Exchange
+from .inventory import clean_up
+from .layout import ModelMetadata, SlotLayout
+from .memory import SessionMemory
+from .pool import SlotPool
+from .receiver import Receiver
+from .settings import Settings
+from .slots import Channel, Label, Slot
+from .stats import SessionStats
+from .timing import Deadline
+
+_CLOSE_PAUSE = 0.002
+_CLEAN_LIMIT = 0.5
+
+
+class Engine:
+    """One opened session. Thread-safe.
+
+    session: the session, or None once it is gone. Nothing here refers to it otherwise,
+        so that dropping it ends it at once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        calls: ServerCalls,
+        metadata: ModelMetadata,
+        memory: SessionMemory,
+        *,
+        session: Callable[[], object],
+    ) -> None:
+        slots = memory.make_slots(settings.slots)
+        exchange = Exchange(settings.requests, metadata)
+        self.metadata = metadata
+        self.memory = memory
+        self.shell = BlockingShell(
+            calls, exchange, memory, replay=settings.connection.replay
+        )
+        spare = functools.partial(memory.make_slots, settings.slots)
+        self.pool = SlotPool(slots, spare=spare)
+        self.receiver = Receiver(
+            exchange,
+            settings.endpoint,
+            session=session,
+            give_back=self.pool.put_back,
+            move_outputs=memory.move_outputs,
+            retire=functools.partial(_replace, self.pool, memory),
+        )
+        self._calls = calls
+        self._timeouts = settings.timeouts
+        self._ending = threading.Lock()
+        self._remains = set(slots)
+        self._is_known = False
+        self._last_stats = SessionStats()
+
+    # --- opening ----------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, settings: Settings, *, session: Callable[[], object]) -> Engine:
+        """Ask for the model, make the memory, register it; on error nothing stays."""
+        headers = {settings.url: settings.connection.headers}
+        clean_up(limit=_CLEAN_LIMIT, headers=headers, only=settings.url)
+        calls = ServerCalls(settings)
+        deadline = Deadline(settings.timeouts.infer)
+        with contextlib.ExitStack() as undo:
+            channel = calls.connect(deadline)
+            undo.callback(channel.close)
+            metadata = calls.discover(channel, deadline)
+            layout = SlotLayout.plan(
+                metadata, shapes=settings.shapes, outputs=settings.outputs
+            )
+            memory = SessionMemory(
+                layout,
+                options=settings.region,
+                server=settings.url,
+                model=settings.model,
+            )
+            undo.callback(memory.close)
+            engine = cls(settings, calls, metadata, memory, session=session)
+            slots = engine.pool.slots
+            undo.callback(engine._end, slots, channel)
+            for slot in slots:
+                calls.register(slot, channel, deadline)
+            # The slot that is handed out first inherits the connection.
+            slots[0].channel = channel
+            undo.pop_all()
+        return engine
+
+    # --- telling ----------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """True when nothing remains to be taken back."""
+        return not self._remains
+
+    def stats(self) -> SessionStats:
+        """The counters now; once all has ended, as they were then."""
+        return self._collect_stats() if self._remains else self._last_stats
+
+    def _collect_stats(self) -> SessionStats:
+        return SessionStats.collect(
+            self.pool,
+            self.memory,
+            self.receiver,
+            connections=self._calls.connections,
+            registrations=self._calls.registrations,
+            retries=self.shell.retries,
+        )
+
+    # --- closing ----------------------------------------------------------------------
+
+    def begin_to_close(self) -> None:
+        """Begin nothing new; whoever waits for a slot gets `PoolClosed`."""
+        if not self.shell.is_closed:
+            self._remains = set(self.pool.slots)
+        self.shell.is_closed = True
+        self.pool.close()
+
+    def close(self, *, wait: bool) -> None:
+        """After `begin_to_close`: wait for replies if asked to; end what is idle."""
+        try:
+            if wait:
+                self._wait_for({Label.IN_FLIGHT, Label.LATE}, self._timeouts.infer)
+                # Lost requests are only waited for to leave no registration behind.
+                self._wait_for({Label.LOST}, self._timeouts.connect)
+        finally:
+            # A slot whose reply it has just seen is given back before this returns.
+            self.receiver.stop()
+            self.take_back()
+
+    def _wait_for(self, labels: set[Label], limit: float | None) -> None:
+        """Wait until no slot has one of these labels."""
+        deadline = Deadline(limit)
+        while not deadline.has_passed:
+            if not any(slot.label in labels for slot in self.pool.slots):
+                return
+            time.sleep(_CLOSE_PAUSE)
+
+    def take_back(self, *, at_exit: bool = False) -> None:
+        """Unregister and remove what nobody uses any more.
+
+        Slots that a lease still holds are left to whoever gives them back, which no
+        thread that waits for a reply does any more when the interpreter ends. Called
+        from finalisers too, which may run in the middle of another such call of the
+        same thread: that one looks again when it is done.
+        """
+        while not self._ending.locked():
+            if not (slots := self._idle(at_exit=at_exit)):
+                return
+            with self._ending:
+                # Another thread may have ended them meanwhile.
+                self._end(self._remains.intersection(slots))
+
+    def _idle(self, *, at_exit: bool) -> set[Slot]:
+        """What remains of the session and is held by no lease."""
+        held = {
+            slot
+            for slot in tuple(self._remains)
+            if slot.server_hold and (at_exit or not slot.leased)
+        }
+        return held | self._remains.intersection(self.pool.take_all())
+
+    def _end(self, slots: Collection[Slot], channel: Channel | None = None) -> None:
+        """Unregister these slots and remove their memory.
+
+        A server that may still know of a region keeps it, and nobody could tell any
+        more whose it was: then the files stay as if this process had died, for the next
+        session or `clean` to end both.
+        """
+        self._last_stats = self._collect_stats()
+        if not self._calls.unregister(slots, channel):
+            self._is_known = True
+        for slot in slots:
+            slot.close(leave=self._is_known)
+        self._remains.difference_update(slots)
+        if not self._remains:
+            self.memory.close(leave=self._is_known)
+        if not self._is_known:
+            self._calls.unregister_doubtful(slots)
+
+    def disown(self) -> None:
+        """Refuse every use in a forked child; shared memory is not touched."""
+        # Another thread of the parent may have held it; it does not exist here.
+        self._ending = threading.Lock()
+        for slot in self.pool.slots:
+            slot.server_hold = True
+            slot.epoch += 1
+            # A copy of a descriptor would keep the connection up when the parent
+            # closes it.
+            if slot.channel is not None:
+                slot.channel.close()
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.pool!r} {self.memory!r}>"
+
+
+def _replace(pool: SlotPool, memory: SessionMemory, slot: Slot) -> None:
+    """Put new memory in the place of a slot that must never be used again."""
+    pool.replace(slot, memory.make_slots(1)[0])

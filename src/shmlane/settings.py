@@ -1,0 +1,100 @@
+"""What a session is to be: the arguments of its constructor, checked.
+
+Owns the checks that need no server, and what follows from the arguments alone. Refuses
+to connect. Blocking and asynchronous sessions take the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .errors import UsageError
+from .regions import RegionOptions
+from .timing import Timeouts
+from .transport import Connection, Endpoint
+from .wire import HttpRequests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Checked arguments; see `Session` for what each means."""
+
+    url: str
+    model: str
+    version: str
+    slots: int
+    shapes: Mapping[str, Iterable[int]] | None
+    outputs: Iterable[str] | Mapping[str, Iterable[int]] | None
+    connection: Connection
+    timeouts: Timeouts
+    region: RegionOptions
+    endpoint: Endpoint
+    requests: HttpRequests
+
+    @classmethod
+    def check(
+        cls,
+        url: str,
+        model: str,
+        *,
+        version: object,
+        slots: int,
+        shapes: Mapping[str, Iterable[int]] | None,
+        outputs: Iterable[str] | Mapping[str, Iterable[int]] | None,
+        connection: Connection | None,
+        timeouts: Timeouts | None,
+        region: RegionOptions | None,
+    ) -> Settings:
+        """Raises `UsageError` for arguments that cannot work."""
+        _check_types(
+            url=(url, str),
+            model=(model, str),
+            shapes=(shapes, Mapping),
+            connection=(connection, Connection),
+            timeouts=(timeouts, Timeouts),
+            region=(region, RegionOptions),
+        )
+        endpoint = Endpoint.parse(url)
+        connection = connection or Connection()
+        return cls(
+            url=url,
+            model=model,
+            # A number is what most people write.
+            version=str(version),
+            slots=_checked_count(slots),
+            shapes=shapes,
+            outputs=outputs,
+            connection=connection,
+            timeouts=timeouts or Timeouts(),
+            region=region or RegionOptions(),
+            endpoint=endpoint,
+            requests=HttpRequests(
+                endpoint.host_header,
+                model,
+                version=str(version),
+                headers=connection.headers,
+            ),
+        )
+
+
+def _check_types(**arguments: tuple[object, type]) -> None:
+    """A mistake in the constructor must not be met later and elsewhere."""
+    for name, (value, wanted) in arguments.items():
+        is_missing = value is None and name not in ("url", "model")
+        if not is_missing and not isinstance(value, wanted):
+            raise UsageError(
+                f"{name}={value!r} must be a {wanted.__name__}, not a"
+                f" {type(value).__name__}."
+            )
+
+
+def _checked_count(slots: int) -> int:
+    try:
+        count = operator.index(slots)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise UsageError(f"slots={slots!r}: a session needs one slot or more.")
+    return count
