@@ -27,7 +27,7 @@ from .timing import Deadline, in_seconds
 # A connection found dead, or a registration found gone, is made anew and the request
 # sent again. Neither happens twice in a row unless the server is in trouble, so that
 # each further try waits longer.
-_TRIES = 5
+_ATTEMPTS = range(5)
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.25
 
@@ -58,8 +58,9 @@ class BlockingShell:
 
     def infer(self, slot: Slot, given: int, limit: float | None) -> Answer:
         """Send and receive; whatever is raised, the slot's holds tell the truth."""
-        deadline = Deadline(limit)
-        for attempt in range(_TRIES):
+        # Whoever needs a deadline makes it of these: most calls need none.
+        begun = time.monotonic()
+        for attempt in _ATTEMPTS:
             channel = slot.channel
             prepared = slot.prepared
             wait = limit
@@ -69,21 +70,27 @@ class BlockingShell:
                 or channel is None
                 or not channel.is_quiet
             ):
+                deadline = Deadline(limit, begun)
                 channel = self.make_ready(slot, given, deadline)
                 wait = deadline.remaining
-            outcome = self._round_trip(slot, channel, wait, deadline)
+            outcome = self._round_trip(slot, channel, wait, limit, begun)
             if isinstance(outcome, Answer):
                 return outcome
             self._prepare_retry(slot, outcome, attempt)
         raise ServerUnreachable(
-            f"gave up after {_TRIES} tries: the connection was dead each time, or the"
-            " server did not know the memory just registered.",
+            f"gave up after {len(_ATTEMPTS)} tries: the connection was dead each time,"
+            " or the server did not know the memory just registered.",
             hint="Is the server restarting, or does another client unregister"
             " everybody's shared memory?",
         )
 
     def _round_trip(
-        self, slot: Slot, channel: Channel, wait: float | None, deadline: Deadline
+        self,
+        slot: Slot,
+        channel: Channel,
+        wait: float | None,
+        limit: float | None,
+        begun: float,
     ) -> Answer | Verdict:
         exchange = self._exchange
         try:
@@ -94,13 +101,14 @@ class BlockingShell:
             answer = exchange.matches(slot, data)
             if answer is not None:
                 return answer
-            return exchange.accept(slot, channel.finish(data, deadline), data)
+            reply = channel.finish(data, Deadline(limit, begun))
+            return exchange.accept(slot, reply, data)
         except InferTimeout:
             # The reply may still come, and then frees the slot.
             raise
         except RequestLost:
             channel.close()
-            if self._replay and self._is_drained(slot, deadline):
+            if self._replay and self._is_drained(slot, Deadline(limit, begun)):
                 return Verdict.REPLAY
             raise
         except BaseException:
@@ -184,7 +192,7 @@ class BlockingShell:
         self, slot: Slot, channel: Channel, deadline: Deadline
     ) -> Channel:
         """Register over `channel`, or over another if that breaks meanwhile."""
-        for attempt in range(1, _TRIES):
+        for attempt in _ATTEMPTS[1:]:
             try:
                 self._calls.register(slot, channel, deadline)
                 return channel

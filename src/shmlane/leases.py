@@ -157,12 +157,9 @@ class BaseLease(Holder):
         if slot is None or slot.server_hold:
             raise self._unusable(slot)
         tensor = self._input(slot, name)
-        checked = tensor.spec.check_shape(shape)
-        if checked != tensor.shape:
-            nbytes = tensor.spec.nbytes(checked)
-            if nbytes > tensor.capacity:
-                self._host._grow(slot, tensor, nbytes)
-            slot.reshape(tensor, checked)
+        # The shape that it has needs no check.
+        if type(shape) is not tuple or shape != tensor.shape:
+            self._reshape(slot, tensor, shape)
         self._given |= tensor.bit
         view: Array = tensor.array[...]
         return view
@@ -240,6 +237,14 @@ class BaseLease(Holder):
             return slot.inputs[name]
         except KeyError:
             raise unknown_tensor(slot.inputs, name, "input") from None
+
+    def _reshape(self, slot: Slot, tensor: Tensor, shape: Iterable[int]) -> None:
+        checked = tensor.spec.check_shape(shape)
+        nbytes = tensor.spec.nbytes(checked)
+        if nbytes > tensor.capacity:
+            self._host._grow(slot, tensor, nbytes)
+        if checked != tensor.shape:
+            slot.reshape(tensor, checked)
 
     def _take_default(self, slot: Slot, tensor: Tensor) -> None:
         # What an earlier lease chose is not this one's shape.

@@ -66,13 +66,19 @@ def in_seconds(limit: float | None) -> str:
 
 
 class Deadline:
-    """A point in time that one call must not pass, whatever it waits for."""
+    """A point in time that one call must not pass, whatever it waits for.
+
+    begun: when the call began by `time.monotonic`; now, if not given.
+    """
 
     __slots__ = ("limit", "when")
 
-    def __init__(self, limit: float | None) -> None:
+    def __init__(self, limit: float | None, begun: float | None = None) -> None:
         self.limit = limit
-        self.when = math.inf if limit is None else time.monotonic() + limit
+        if limit is None:
+            self.when = math.inf
+        else:
+            self.when = (time.monotonic() if begun is None else begun) + limit
 
     @property
     def remaining(self) -> float | None:
