@@ -24,7 +24,8 @@ from .errors import (
 )
 from .layout import ModelMetadata
 from .replies import HttpReply
-from .slots import Registration, Slot
+from .slots import Slot
+from .tensors import Registration
 from .wire import HttpRequests
 
 T = TypeVar("T")

@@ -27,7 +27,8 @@ from .errors import (
 )
 from .layout import Array, ModelMetadata, Shape
 from .replies import HttpReply, InferReply, OutputReply
-from .slots import Prepared, Slot, Tensor
+from .slots import Prepared, Slot
+from .tensors import Tensor
 from .wire import HttpRequests, TensorRef
 
 _REQUEST_ID = re.compile(r"\[request id: ([^\]]*)\] ")

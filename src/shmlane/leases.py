@@ -24,7 +24,8 @@ from .errors import (
 )
 from .exchange import Answer
 from .layout import Array, unknown_tensor
-from .slots import Holder, Slot, Tensor
+from .slots import Holder, Slot
+from .tensors import Tensor
 
 Self = TypeVar("Self", bound="BaseLease")
 

@@ -12,29 +12,41 @@ import threading
 from .errors import OutOfSharedMemory, PoolClosed
 from .header import RegionHeader
 from .layout import SlotLayout, TensorPlan
+from .private import PrivateMemory
 from .regions import PAGE_BYTES, Region, RegionOptions, round_up
-from .slots import Slot, Tensor
+from .slots import Slot
+from .tensors import Memory, Tensor
 
 
 class SessionMemory:
-    """Makes slots for a session. Thread-safe."""
+    """Makes slots for a session. Thread-safe.
+
+    is_shared: whether the server sees the memory; if not, tensors go over the wire.
+    """
 
     def __init__(
-        self, layout: SlotLayout, *, options: RegionOptions, server: str, model: str
+        self,
+        layout: SlotLayout,
+        *,
+        options: RegionOptions,
+        server: str,
+        model: str,
+        is_shared: bool = True,
     ) -> None:
         self.layout = layout
+        self.is_shared = is_shared
         self.growths = 0
         self._options = options
         self._server = server
         self._model = model
         self._lock = threading.Lock()
-        self._regions: list[Region] = []
+        self._regions: list[Memory] = []
         self._extension_bytes = 0
         self._closed = False
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all regions of the session."""
+        """Bytes of all memory of the session."""
         return sum(region.nbytes for region in self._regions) + self._extension_bytes
 
     def make_slots(self, count: int) -> list[Slot]:
@@ -89,7 +101,7 @@ class SessionMemory:
         for region in self._regions:
             region.leave() if leave else region.close()
 
-    def _check_open(self, region: Region) -> None:
+    def _check_open(self, region: Memory) -> None:
         """Leave nothing behind of a session that closed while `region` was made."""
         if self._closed:
             region.close()
@@ -100,7 +112,7 @@ class SessionMemory:
             layout, slots, pid=os.getpid(), server=self._server, model=self._model
         )
 
-    def _make_region(self, header: RegionHeader) -> Region:
+    def _make_region(self, header: RegionHeader) -> Memory:
         limit, wanted = self._options.max_bytes, self.nbytes + header.region_bytes
         if limit is not None and wanted > limit:
             raise OutOfSharedMemory(
@@ -111,6 +123,8 @@ class SessionMemory:
                 wanted=wanted,
                 limit=limit,
             )
+        if not self.is_shared:
+            return PrivateMemory(header.region_bytes)
         return Region(header.region_bytes, header=header.pack(), options=self._options)
 
     def __repr__(self) -> str:

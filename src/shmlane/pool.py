@@ -24,7 +24,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from .errors import LeaseTimeout, PoolClosed, RegionError
-from .slots import COUNTS_ARE_EXACT, Holder, Label, RootWatch, Slot, move
+from .slots import Holder, Label, RootWatch, Slot, move
+from .tensors import COUNTS_ARE_EXACT
 from .timing import Deadline, in_seconds
 
 Spare = Callable[[], Sequence[Slot]]

@@ -97,6 +97,8 @@ class Region:
     Not thread-safe to close twice at once; everything else is read-only state.
     """
 
+    is_shared = True
+
     def __init__(
         self, nbytes: int, *, header: bytes, options: RegionOptions | None = None
     ) -> None:

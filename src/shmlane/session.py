@@ -31,8 +31,9 @@ from .leases import BaseLease, Result
 from .lifetimes import look_after
 from .regions import RegionOptions
 from .settings import Settings
-from .slots import Holder, Slot, Tensor
+from .slots import Holder, Slot
 from .stats import SessionStats
+from .tensors import Tensor
 from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
 from .transport import Connection
 

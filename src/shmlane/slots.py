@@ -7,7 +7,6 @@ choose between slots. One slot belongs to one lease at a time; nothing here lock
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -15,16 +14,10 @@ from sys import getrefcount
 from typing import Any, Protocol, TypeVar
 
 from .header import RegionHeader
-from .layout import Array, Shape, SlotLayout, TensorPlan
-from .regions import Region
+from .layout import Array, Shape, SlotLayout
 from .replies import HttpReply
+from .tensors import COUNTS_ARE_EXACT, NOTHING, Memory, Registration, Tensor
 from .timing import Deadline
-
-# Reference counts are exact only under the GIL; without it, weak references decide.
-COUNTS_ARE_EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
-
-_NOTHING: Any = None
-
 
 T = TypeVar("T")
 
@@ -35,7 +28,7 @@ def move(take: Callable[[], T], put: Callable[[T], object]) -> None:
     Both are functions in C: Python looks for signals only between calls of its own.
     What is moved is in the one place or in the other, never in none or in both.
     """
-    next(map(put, iter(take, _NOTHING)))
+    next(map(put, iter(take, NOTHING)))
 
 
 class Label(Enum):
@@ -82,122 +75,6 @@ class Holder:
     def held(self) -> Slot | None:
         """The slot, None before and after."""
         return self._hold[-1] if self._hold else None
-
-
-class Registration:
-    """One region as one slot registered it: a name and a key of its own.
-
-    The server counts references per name, so a lost request is waited for alone. The
-    key differs between slots only in its leading slashes: the same file to the server
-    but another string, because servers up to 2.68 fail a second registration of an
-    equal string (they reuse a closed descriptor). A name is never used twice: deferred
-    removal in 2.53 and later goes by name.
-
-    slots: how many slots register this region.
-    """
-
-    __slots__ = ("_slots", "is_live", "key", "name", "region", "slot_index")
-
-    def __init__(
-        self, region: Region, slot_index: int, generation: int, *, slots: int = 1
-    ) -> None:
-        self.region = region
-        self.slot_index = slot_index
-        self._slots = slots
-        self.key = "/" * (slot_index + 1) + region.name
-        self.renew(generation)
-
-    def renew(self, generation: int) -> None:
-        self.name = f"{self.region.name}.{self.slot_index}.{generation}"
-        self.is_live = False
-
-    def respell(self) -> None:
-        """Take a key that no slot has used, for the server may still use this one."""
-        self.key = "/" * self._slots + self.key
-
-    def __repr__(self) -> str:
-        return f"<Registration {self.name} {'live' if self.is_live else 'not live'}>"
-
-
-class Tensor:
-    """One tensor of one slot: its block of memory and the arrays over it.
-
-    `root` is the one array made over the block. NumPy lets every array derived from it
-    refer to it directly, so its reference count tells whether views are alive.
-    """
-
-    __slots__ = (
-        "array",
-        "bit",
-        "capacity",
-        "default",
-        "name",
-        "offset",
-        "plan",
-        "registration",
-        "resting",
-        "root",
-        "shape",
-        "spec",
-    )
-
-    def __init__(self, plan: TensorPlan, bit: int) -> None:
-        self.plan = plan
-        self.spec = plan.spec
-        self.name = plan.spec.name
-        self.default = plan.default
-        self.bit = bit
-
-    def bind(self, registration: Registration, offset: int, capacity: int) -> None:
-        """Lie at `offset` of the registered region from now on."""
-        fits = self.default is not None and self.spec.nbytes(self.default) <= capacity
-        self._renew_arrays(
-            registration, offset, capacity, self.default if fits else None
-        )
-
-    def revive(self) -> None:
-        """Make new arrays over the same block, whose old ones died."""
-        self._renew_arrays(self.registration, self.offset, self.capacity, self.shape)
-
-    def _renew_arrays(
-        self,
-        registration: Registration,
-        offset: int,
-        capacity: int,
-        shape: Shape | None,
-    ) -> None:
-        # Views of an old root keep the old one and its mapping.
-        root = registration.region.array(offset, capacity)
-        array = self._shaped(root, shape)
-        # Nothing is called in between: Ctrl-C finds all of this done, or nothing.
-        self.registration = registration
-        self.offset = offset
-        self.capacity = capacity
-        self.root = root
-        self.array = array
-        self.shape = shape
-        del root, array
-        # Counted where no view can exist yet.
-        self.resting = getrefcount(self.root)
-
-    def reshape(self, shape: Shape) -> None:
-        """Take the shape that `array` has; the caller has checked that it fits."""
-        array = self._shaped(self.root, shape)
-        self.array = array
-        self.shape = shape
-
-    def _shaped(self, root: Array, shape: Shape | None) -> Array:
-        nbytes = 0 if shape is None else self.spec.nbytes(shape)
-        flat: Array = root[:nbytes].view(self.spec.dtype)
-        return flat if shape is None else flat.reshape(shape)
-
-    @property
-    def is_at_rest(self) -> bool:
-        """True when nobody outside holds an array over this block."""
-        return COUNTS_ARE_EXACT and getrefcount(self.root) == self.resting
-
-    def __repr__(self) -> str:
-        return f"<Tensor {self.name} {self.shape} of {self.capacity} bytes>"
 
 
 class RootWatch(weakref.ref[Array]):
@@ -270,7 +147,7 @@ class Slot:
     )
 
     def __init__(
-        self, index: int, region: Region, header: RegionHeader, layout: SlotLayout
+        self, index: int, region: Memory, header: RegionHeader, layout: SlotLayout
     ) -> None:
         self.index = index
         self.generation = 0
@@ -283,10 +160,11 @@ class Slot:
         self.prepared: Prepared | None = None
         # A memory view: storing one byte through an array costs twice as much.
         self.record = region.array(header.record_offset(index), 1).data
-        self.registrations = [Registration(region, index, 0, slots=header.slots)]
+        own = Registration(region, index, 0, slots=header.slots)
+        self.registrations = [own] if region.is_shared else []
         self.obsolete: list[str] = []
         self.doubtful: list[str] = []
-        self.outgrown: list[Region] = []
+        self.outgrown: list[Memory] = []
         self.extensions: dict[str, Registration] = {}
         self.watches: list[RootWatch] = []
         self.inputs: dict[str, Tensor] = {}
@@ -294,7 +172,7 @@ class Slot:
         for number, plan in enumerate(layout.tensors):
             tensor = Tensor(plan, 1 << number)
             offset = header.slot_offset(index) + plan.offset
-            tensor.bind(self.registrations[0], offset, plan.capacity)
+            tensor.bind(own, offset, plan.capacity)
             (self.inputs if plan.is_input else self.outputs)[tensor.name] = tensor
         self.tensors = (*self.inputs.values(), *self.outputs.values())
         self.required = sum(
@@ -336,13 +214,13 @@ class Slot:
         """
         for tensor in self.tensors:
             # Views may die in another thread meanwhile: this is asked only once.
-            if tensor.root is _NOTHING or tensor.is_at_rest:
+            if tensor.root is NOTHING or tensor.is_at_rest:
                 continue
             watch = RootWatch(tensor.root, on_death)
             watch.slot = self
             self.watches.append(watch)
             # The root is held until here: no watch can fire before it knows its slot.
-            tensor.array = tensor.root = _NOTHING
+            tensor.array = tensor.root = NOTHING
         return bool(self.watches)
 
     def revive(self) -> bool:
@@ -350,7 +228,7 @@ class Slot:
         if any(watch() is not None for watch in self.watches):
             return False
         for tensor in self.tensors:
-            if tensor.root is _NOTHING:
+            if tensor.root is NOTHING:
                 tensor.revive()
         # Last: interrupted before, this can be called again.
         self.watches.clear()
@@ -364,7 +242,7 @@ class Slot:
         tensor.reshape(shape)
 
     def extend(
-        self, tensor: Tensor, region: Region, *, offset: int, capacity: int
+        self, tensor: Tensor, region: Memory, *, offset: int, capacity: int
     ) -> None:
         """Move `tensor` to a region of its own; its content is not kept.
 
@@ -375,14 +253,16 @@ class Slot:
         self.prepared = None
         self.generation += 1
         registration = Registration(region, self.index, self.generation)
-        self.registrations.append(registration)
+        if region.is_shared:
+            self.registrations.append(registration)
         tensor.bind(registration, offset, capacity)
         # Last: interrupted before, the old block is still complete.
         old = self.extensions.get(tensor.name)
         self.extensions[tensor.name] = registration
         if old is not None:
             self.outgrown.append(old.region)
-            self.registrations.remove(old)
+            if old.region.is_shared:
+                self.registrations.remove(old)
             if old.is_live:
                 self.obsolete.append(old.name)
             self.drop_outgrown()
@@ -428,9 +308,9 @@ class Slot:
         for region in (*extensions, *self.outgrown):
             region.leave() if leave else region.close()
         if not self.leased and not self.server_hold:
-            self.record = _NOTHING
+            self.record = NOTHING
             for tensor in self.tensors:
-                tensor.array = tensor.root = _NOTHING
+                tensor.array = tensor.root = NOTHING
 
     def __repr__(self) -> str:
         return f"<Slot {self.index} {self.label.value} generation {self.generation}>"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shmlane import pool, slots
+from shmlane import pool, slots, tensors
 from shmlane.errors import LeaseTimeout, OutOfSharedMemory
 from shmlane.layout import Array
 from shmlane.memory import SessionMemory
@@ -27,8 +27,8 @@ WITH_AND_WITHOUT_GIL = ("exact counts", "weak references")
 
 def find_views_by(how: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Have slots and pools look for views as with the GIL, or as without it."""
-    monkeypatch.setattr(slots, "COUNTS_ARE_EXACT", how == "exact counts")
-    monkeypatch.setattr(pool, "COUNTS_ARE_EXACT", how == "exact counts")
+    for module in (tensors, slots, pool):
+        monkeypatch.setattr(module, "COUNTS_ARE_EXACT", how == "exact counts")
     return how
 
 

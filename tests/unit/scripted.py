@@ -20,7 +20,8 @@ from shmlane.leases import BaseLease, Result
 from shmlane.memory import SessionMemory
 from shmlane.regions import RegionOptions
 from shmlane.replies import HttpReply, ReplyParser
-from shmlane.slots import Holder, Slot, Tensor
+from shmlane.slots import Holder, Slot
+from shmlane.tensors import Tensor
 from shmlane.timing import Deadline
 from shmlane.wire import HttpRequests
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from shmlane.errors import ProtocolError
 from shmlane.exchange import Answer, Exchange, Verdict
 from shmlane.layout import ModelMetadata, TensorSpec
-from shmlane.slots import Slot, Tensor
+from shmlane.slots import Slot
+from shmlane.tensors import Tensor
 from tests.unit.interleaving import CtrlC, every
 from tests.unit.scripted import (
     OPEN,

@@ -13,7 +13,8 @@ from shmlane.exchange import Exchange
 from shmlane.header import RegionHeader
 from shmlane.memory import SessionMemory
 from shmlane.regions import PAGE_BYTES, Region, RegionOptions
-from shmlane.slots import Slot, Tensor
+from shmlane.slots import Slot
+from shmlane.tensors import Tensor
 from tests.unit.interleaving import CtrlC, every
 from tests.unit.scripted import OPEN, REQUESTS, SMALL, ScriptedChannel, memory, view_of
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from shmlane import slots
 from shmlane.layout import Array
 from shmlane.memory import SessionMemory
-from shmlane.slots import Label, RootWatch, Slot, Tensor
+from shmlane.slots import Label, RootWatch, Slot
+from shmlane.tensors import Tensor
 from tests.unit.interleaving import Intrusion, every
+from tests.unit.pools import find_views_by
 from tests.unit.scripted import OPEN, PLAIN, ScriptedChannel, memory, view_of
 
 
@@ -289,7 +290,7 @@ def test_a_slot_can_be_pinned_again_and_again(slot: Slot, x: Tensor) -> None:
 def test_without_exact_counts_weak_references_decide(
     slot: Slot, x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "COUNTS_ARE_EXACT", False)
+    find_views_by("weak references", monkeypatch)
     deaths = Deaths()
     kept = view_of(x)
     assert slot.watch(deaths)

@@ -1,0 +1,39 @@
+"""Memory of this process alone, for tensors that go over the wire.
+
+Owns blocks that no server sees. They take the place of a region, so that slots are used
+in one way wherever their tensors lie.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+
+class PrivateMemory:
+    """Memory of `nbytes` bytes: zeros at first, taken from the machine as it is used.
+
+    Arrays over it keep it alive.
+    """
+
+    is_shared = False
+    name = path = ""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._mapping = mmap.mmap(-1, max(nbytes, 1))
+
+    def array(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """A writable byte array over part of the memory."""
+        return np.frombuffer(self._mapping, np.uint8, nbytes, offset)
+
+    def close(self) -> None:
+        """Nothing: the last array over the memory ends it."""
+
+    def leave(self) -> None:
+        """As `close`: there is no name that could stay."""
+
+    def __repr__(self) -> str:
+        return f"<PrivateMemory {self.nbytes} bytes>"
