@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shmlane.bench import CONTENDERS, PAYLOADS, make_plan
+from shmlane.bench import CONTENDERS, PAYLOADS, WIRE, make_plan
 from shmlane.errors import UsageError
 
 
@@ -14,6 +14,24 @@ def test_a_plan_without_filters_is_the_whole_matrix() -> None:
     assert [cell.concurrency for cell in plan.cells()] == [1, 4, 16] * 3
     assert [cell.payload.name for cell in plan.cells()[::3]] == list(PAYLOADS)
     assert not any(cell.fill for cell in plan.cells())
+
+
+def test_the_wire_case_compares_the_clients_without_shared_memory() -> None:
+    plan = make_plan(defaults=WIRE)
+    assert [each.name for each in plan.contenders] == [
+        "shmlane-wire",
+        "tritonclient-http-wire",
+        "tritonclient-grpc-wire",
+    ]
+    assert [str(cell) for cell in plan.cells()] == ["yolov8 x1"]
+    wider = make_plan(defaults=WIRE, concurrency=[1, 16], contenders=["cpp-http"])
+    assert [str(cell) for cell in wider.cells()] == ["yolov8 x1", "yolov8 x16"]
+    assert [each.name for each in wider.contenders] == ["cpp-http"]
+
+
+def test_no_client_without_shared_memory_is_measured_unasked() -> None:
+    for plan in (make_plan(), make_plan(quick=True)):
+        assert {each.memory for each in plan.contenders} == {"system"}
 
 
 def test_filters_keep_what_they_name_in_the_order_named() -> None:

@@ -35,6 +35,7 @@ MEASURED = (
     "tritonclient-http",
     "tritonclient-http-wire",
     "tritonclient-grpc",
+    "tritonclient-grpc-wire",
     "tritonclient-grpc-set",
     "tritonclient-grpc-register",
 )
@@ -217,6 +218,22 @@ def test_the_command_prints_a_table_and_writes_the_json(tmp_path: Path) -> None:
     document = json.loads(file.read_text())
     assert [row["verified"] for row in document["results"]] == [True, True]
     assert document["ratios"][0]["rounds"] == 1
+
+
+def test_the_command_measures_a_write(tmp_path: Path) -> None:
+    file = tmp_path / "numbers.json"
+    reply = bench("--case", "write", "--json", str(file))
+    assert reply.returncode == 0, reply.stderr
+    assert "lease.write" in reply.stdout
+    (row,) = json.loads(file.read_text())["write"]
+    assert (row["payload"], row["verified"]) == ("tiny", True)
+
+
+def test_the_command_refuses_an_unknown_case() -> None:
+    reply = bench("--case", "wires")
+    assert reply.returncode == 2
+    assert "known are overhead, write, wire" in reply.stderr
+    assert reply.stdout == ""
 
 
 def test_the_command_refuses_an_unknown_contender() -> None:

@@ -73,6 +73,19 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(report: Report) -> None:
     assert found.rounds == 3
 
 
+def test_shared_memory_is_not_compared_with_our_own_wire() -> None:
+    plan = make_plan(
+        contenders=["shmlane-unix", "shmlane-wire", "tritonclient-http-wire"],
+        payloads=["tiny"],
+        concurrency=[1],
+    )
+    found = make_ratios(plan.cells()[0], plan.contenders, {})
+    assert [(each.contender, each.baseline) for each in found] == [
+        ("shmlane-unix", "tritonclient-http-wire"),
+        ("shmlane-wire", "tritonclient-http-wire"),
+    ]
+
+
 def test_a_round_in_which_one_side_is_missing_does_not_count(report: Report) -> None:
     found = report.ratio(
         "shmlane-http", "tritonclient-grpc-wire", payload="tiny", concurrency=1

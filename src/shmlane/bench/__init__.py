@@ -16,9 +16,12 @@ from __future__ import annotations
 from shmlane.bench.overhead import Overhead, measure_overhead
 from shmlane.bench.plan import (
     CONTENDERS,
+    MATRIX,
     PAYLOADS,
+    WIRE,
     Cell,
     Contender,
+    Defaults,
     Payload,
     Plan,
     make_plan,
@@ -27,12 +30,16 @@ from shmlane.bench.report import Ratio, Report, Result, Sample, Spread
 from shmlane.bench.rounds import run
 from shmlane.bench.servers import Servers, own_servers
 from shmlane.bench.table import render_table
+from shmlane.bench.writing import Writing, measure_write
 
 __all__ = [
     "CONTENDERS",
+    "MATRIX",
     "PAYLOADS",
+    "WIRE",
     "Cell",
     "Contender",
+    "Defaults",
     "Overhead",
     "Payload",
     "Plan",
@@ -42,8 +49,10 @@ __all__ = [
     "Sample",
     "Servers",
     "Spread",
+    "Writing",
     "make_plan",
     "measure_overhead",
+    "measure_write",
     "own_servers",
     "render_table",
     "run",

@@ -54,6 +54,11 @@ class Overhead:
     p50_us_min: float
     p50_us_max: float
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the limit is held: there is none, so always."""
+        return True
+
     def to_json(self) -> dict[str, object]:
         return asdict(self)
 

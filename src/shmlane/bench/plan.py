@@ -66,7 +66,8 @@ class Cell:
     """One row of conditions that contenders are compared under.
 
     `fill`: each client is asked to write its whole input in every call. perf_analyzer
-    never does; `set per call` and `register per call` do either way.
+    never does; `set per call` and `register per call` do either way. `in the request`
+    sends one ready array in every call, its last element changed, either way.
     """
 
     payload: Payload
@@ -89,6 +90,7 @@ CONTENDERS: Mapping[str, Contender] = _by_name(
     Contender("cpp-grpc", "perf_analyzer", "grpc"),
     Contender("tritonclient-http", "tritonclient", "http"),
     Contender("tritonclient-grpc", "tritonclient", "grpc"),
+    Contender("shmlane-wire", "shmlane", "http", "wire", "in the request"),
     Contender(
         "tritonclient-http-wire", "tritonclient", "http", "wire", "in the request"
     ),
@@ -117,6 +119,23 @@ PAYLOADS: Mapping[str, Payload] = {
 DEFAULT_CONTENDERS = tuple(CONTENDERS)[:6]
 DEFAULT_CONCURRENCY = (1, 4, 16)
 MOST_CONCURRENCY = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """What is measured where nothing is named."""
+
+    contenders: tuple[str, ...]
+    payloads: tuple[str, ...]
+    concurrency: tuple[int, ...]
+
+
+MATRIX = Defaults(DEFAULT_CONTENDERS, tuple(PAYLOADS), DEFAULT_CONCURRENCY)
+WIRE = Defaults(
+    tuple(name for name, each in CONTENDERS.items() if each.memory == "wire"),
+    ("yolov8",),
+    (1,),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,17 +183,18 @@ def make_plan(
     fill: bool = False,
     quick: bool = False,
     seed: int | None = None,
+    defaults: Defaults = MATRIX,
 ) -> Plan:
-    """A plan from names; what is not given is measured as a whole.
+    """A plan from names; what is not given is as in `defaults`.
 
     `quick` means shorter rounds, and only as many as end in about two minutes: at most
     15, and fewer for a large matrix. Without it there are 15. Raises `UsageError` for
     unknown names, which lists the known ones.
     """
     plan = Plan(
-        contenders=_chosen("contender", contenders, CONTENDERS, DEFAULT_CONTENDERS),
-        payloads=_chosen("payload", payloads, PAYLOADS, tuple(PAYLOADS)),
-        concurrency=_checked_concurrency(concurrency),
+        contenders=_chosen("contender", contenders, CONTENDERS, defaults.contenders),
+        payloads=_chosen("payload", payloads, PAYLOADS, defaults.payloads),
+        concurrency=_checked_concurrency(concurrency, defaults.concurrency),
         rounds=_checked_rounds(rounds),
         fill=fill,
         traffic_s=QUICK_TRAFFIC_S if quick else FULL_TRAFFIC_S,
@@ -209,8 +229,10 @@ def _chosen(
     return tuple(known[name] for name in wanted)
 
 
-def _checked_concurrency(values: Iterable[int] | None) -> tuple[int, ...]:
-    wanted = tuple(sorted(set(DEFAULT_CONCURRENCY if values is None else values)))
+def _checked_concurrency(
+    values: Iterable[int] | None, default: tuple[int, ...]
+) -> tuple[int, ...]:
+    wanted = tuple(sorted(set(default if values is None else values)))
     if not wanted or wanted[0] < 1 or wanted[-1] > MOST_CONCURRENCY:
         raise UsageError(
             f"concurrency {', '.join(map(str, wanted)) or 'of nothing'} cannot be "

@@ -202,7 +202,7 @@ def make_results(
 def make_ratios(
     cell: Cell, contenders: Sequence[Contender], rounds: Rounds
 ) -> list[Ratio]:
-    """Each shmlane client over each client that is not, and its Unix over its TCP."""
+    """Each shmlane client over each that is not, and its Unix over its TCP socket."""
     return [
         _ratio(cell, ours.name, other.name, rounds)
         for ours in contenders
@@ -216,7 +216,8 @@ def _is_pair(ours: Contender, other: Contender) -> bool:
         return False
     if other.program != "shmlane":
         return True
-    return (ours.endpoint, other.endpoint) == ("unix", "http")
+    endpoints = (ours.endpoint, other.endpoint)
+    return ours.memory == other.memory and endpoints == ("unix", "http")
 
 
 def _ratio(cell: Cell, contender: str, baseline: str, rounds: Rounds) -> Ratio:

@@ -239,4 +239,9 @@ def caveats(plan: Plan) -> list[str]:
         )
     if ways & {"set per call", "register per call"}:
         lines.append("*-set and *-register copy their input in, filled or not.")
+    if "in the request" in ways:
+        lines.append(
+            "*-wire clients send one ready array in each call, its last element "
+            "changed, filled or not."
+        )
     return lines

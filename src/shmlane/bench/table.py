@@ -53,7 +53,7 @@ def _item(text: str) -> list[str]:
 
 def _cell(report: Report, cell: Cell) -> Iterator[str]:
     payload = cell.payload
-    filled = "input written each call" if cell.fill else "input in place already"
+    filled = "input written each call" if cell.fill else "input ready already"
     yield f"{payload.name} {payload.text}, {cell.concurrency} in flight, {filled}"
     yield (
         f"  {'':{_NAME}}{'p50':>7}{'p90':>7}{'p99':>7}{'req/s':>8}{'client':>8}"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from shmlane.bench import Overhead, Plan, Report, Writing
 
 _FAILED = 1
 _CASE_ROUNDS = 30
@@ -37,7 +41,9 @@ _Seed = typer.Option(
     metavar="N", help="Repeats the order of an earlier run.", show_default="random"
 )
 _Case = typer.Option(
-    metavar="NAME", help="overhead: what shmlane adds to the bare bytes, by part."
+    metavar="NAME",
+    help="overhead: what shmlane adds to the bare bytes, by part. write: lease.write "
+    "over one np.copyto. wire: the clients without shared memory, yolov8, 1 in flight.",
 )
 
 
@@ -55,19 +61,21 @@ def bench(
     """Compare clients of one server, each in a process of its own, round by round.
 
     Clients: shmlane-http, shmlane-unix, cpp-http, cpp-grpc (perf_analyzer),
-    tritonclient-http, tritonclient-grpc; and on request tritonclient-http-wire,
-    tritonclient-grpc-wire, tritonclient-grpc-set, tritonclient-grpc-register.
+    tritonclient-http, tritonclient-grpc; and on request shmlane-wire,
+    tritonclient-http-wire, tritonclient-grpc-wire, tritonclient-grpc-set,
+    tritonclient-grpc-register.
 
-    Exit code 1 if a client could not be measured or got a wrong value.
+    Exit code 1 if a client could not be measured or got a wrong value, or if a limit
+    of a case is not held.
     """
-    from shmlane.bench import make_plan, own_servers, render_table, run
-    from shmlane.server.cache import say
+    from shmlane.bench import MATRIX, WIRE, make_plan
 
     _refuse_lost_output(json_file)
     if case is not None:
         rounds = rounds or (_QUICK_CASE_ROUNDS if quick else _CASE_ROUNDS)
-        _run_case(case, _names(payloads) or ["yolov8"], rounds, json_file)
-        return
+        if case != "wire":
+            _run_case(case, _names(payloads) or ["yolov8"], rounds, json_file)
+            return
     plan = make_plan(
         contenders=_names(contenders),
         payloads=_names(payloads),
@@ -76,35 +84,61 @@ def bench(
         fill=fill,
         quick=quick,
         seed=seed,
+        defaults=MATRIX if case is None else WIRE,
     )
+    report = _compare(plan)
+    _write_json(json_file, report.to_json())
+    if not report.is_complete:
+        raise typer.Exit(_FAILED)
+
+
+def _compare(plan: Plan) -> Report:
+    from shmlane.bench import own_servers, render_table, run
+    from shmlane.server.cache import say
+
     with own_servers(plan) as servers:
         report = run(plan, servers=servers, progress=say)
     typer.echo(render_table(report), nl=False)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n")
-    if not report.is_complete:
-        raise typer.Exit(_FAILED)
+    return report
 
 
 def _run_case(
     case: str, payloads: list[str], rounds: int, json_file: Path | None
 ) -> None:
-    from shmlane.bench import make_plan, measure_overhead
+    from shmlane.bench import make_plan
+
+    cases = {"overhead": _overheads, "write": _writings}
+    if case not in cases:
+        known = ", ".join([*cases, "wire"])
+        raise typer.BadParameter(f"no case {case!r}; known are {known}.")
+    measured = cases[case](make_plan(payloads=payloads), rounds)
+    for each in measured:
+        typer.echo(each.render(), nl=False)
+    _write_json(json_file, {case: [each.to_json() for each in measured]})
+    if not all(each.is_held for each in measured):
+        raise typer.Exit(_FAILED)
+
+
+def _overheads(plan: Plan, rounds: int) -> Sequence[Overhead | Writing]:
+    from shmlane.bench import measure_overhead
     from shmlane.server import TritonServer, demo_models
 
-    if case != "overhead":
-        raise typer.BadParameter(f"no case {case!r}; known is overhead.")
-    plan = make_plan(payloads=payloads)
     with TritonServer(demo_models("sink")) as server:
-        measured = [
+        return [
             measure_overhead(server.http_url, payload, rounds=rounds)
             for payload in plan.payloads
         ]
-    for overhead in measured:
-        typer.echo(overhead.render(), nl=False)
-    if json_file is not None:
-        facts = {"overhead": [overhead.to_json() for overhead in measured]}
-        json_file.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _writings(plan: Plan, rounds: int) -> Sequence[Overhead | Writing]:
+    from shmlane.bench import measure_write
+
+    return [measure_write(payload, rounds=rounds) for payload in plan.payloads]
+
+
+def _write_json(file: Path | None, facts: Mapping[str, object]) -> None:
+    if file is not None:
+        file.write_text(json.dumps(facts, indent=2) + "\n")
 
 
 def _refuse_lost_output(file: Path | None) -> None:

@@ -1,10 +1,12 @@
-"""The contender shmlane, through its public API: a session, leases, blocking threads.
+"""The contender shmlane, through its public API: a session used by blocking threads.
 
-Owns nothing but the way in which a caller would use a lease. Refuses to know anything
+Owns nothing but the ways in which callers use a session. Refuses to know anything
 behind the public API.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -18,23 +20,27 @@ class ShmlaneClient:
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
+        self._is_wire = spec.way == "in the request"
+        memory: dict[str, Any] = {"memory": "wire"} if self._is_wire else {}
         self._session = shmlane.Session(
             spec.url,
             spec.model,
             slots=spec.concurrency,
             shapes={"INPUT__0": spec.shape},
+            **memory,
         ).open()
 
     def lane(self, index: int) -> Lane:
-        """A thread that takes a lease for every request."""
-        return ShmlaneLane(self._session, self._spec)
+        """A thread that uses the session for every request."""
+        lane = InTheRequest if self._is_wire else InPlace
+        return lane(self._session, self._spec)
 
     def close(self) -> None:
         """Unregister and remove the session's memory."""
         self._session.close()
 
 
-class ShmlaneLane:
+class BaseLane:
     """One thread's use of the session that all share."""
 
     def __init__(self, session: shmlane.Session, spec: Spec) -> None:
@@ -47,6 +53,13 @@ class ShmlaneLane:
         """Run each free slot once: a session notices lost registrations by itself."""
         self._session.warmup()
 
+    def close(self) -> None:
+        """Nothing here is this lane's alone."""
+
+
+class InPlace(BaseLane):
+    """Tensors lie in shared memory."""
+
     def call(self, marker: float) -> bool:
         """Lease, view, write in place, infer, read in place."""
         with self._session.lease() as lease:
@@ -57,8 +70,15 @@ class ShmlaneLane:
             result = lease.infer()
             return float(result["OUTPUT__0"][0]) == marker
 
-    def close(self) -> None:
-        """Nothing here is this lane's alone."""
+
+class InTheRequest(BaseLane):
+    """Tensors travel in the request and the reply."""
+
+    def call(self, marker: float) -> bool:
+        """Change the ready array, infer from where it lies, read."""
+        self._source[self._last] = marker
+        outputs = self._session.infer({"INPUT__0": self._source})
+        return float(outputs["OUTPUT__0"][0]) == marker
 
 
 if __name__ == "__main__":

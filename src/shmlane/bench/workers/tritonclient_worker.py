@@ -72,19 +72,11 @@ class BaseLane:
 class InTheRequest(BaseLane):
     """Tensors travel in the request and the reply."""
 
-    def prepare(self) -> None:
-        """Without filling, the same bytes are sent each time."""
-        self.source[self.spec.last] = self.index + 0.5
-        self.input.set_data_from_numpy(self.source)
-
     def call(self, marker: float) -> bool:
-        """Serialise if asked to fill, infer, read."""
-        expected = self.index + 0.5
-        if self.spec.fill:
-            expected = marker
-            self.source[self.spec.last] = marker
-            self.input.set_data_from_numpy(self.source)
-        return float(self.infer().as_numpy("OUTPUT__0")[0]) == expected
+        """Change the ready array, serialise it, infer, read."""
+        self.source[self.spec.last] = marker
+        self.input.set_data_from_numpy(self.source)
+        return float(self.infer().as_numpy("OUTPUT__0")[0]) == marker
 
 
 class Regions:
