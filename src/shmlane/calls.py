@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from . import control
 from .errors import ShmlaneError
-from .layout import ModelMetadata
+from .metadata import ModelMetadata
 from .settings import Settings
 from .slots import Channel, Slot
 from .timing import Deadline

@@ -22,7 +22,7 @@ from .errors import (
     ShmlaneError,
     UsageError,
 )
-from .layout import ModelMetadata
+from .metadata import ModelMetadata
 from .replies import HttpReply
 from .slots import Slot
 from .tensors import Registration

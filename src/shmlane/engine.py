@@ -16,8 +16,9 @@ from .blocking import BlockingShell
 from .calls import ServerCalls
 from .exchange import Exchange
 from .inventory import clean_up
-from .layout import ModelMetadata, SlotLayout
+from .layout import SlotLayout
 from .memory import SessionMemory
+from .metadata import ModelMetadata
 from .pool import SlotPool
 from .receiver import Receiver
 from .settings import Settings

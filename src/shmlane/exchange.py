@@ -25,7 +25,7 @@ from .errors import (
     RequestLost,
     ServerError,
 )
-from .layout import Array, ModelMetadata, Shape
+from .metadata import Array, ModelMetadata, Shape
 from .replies import HttpReply, InferReply, OutputReply
 from .slots import Prepared, Slot
 from .tensors import Tensor

@@ -23,7 +23,7 @@ from .errors import (
     UsageError,
 )
 from .exchange import Answer
-from .layout import Array, unknown_tensor
+from .metadata import Array, unknown_tensor
 from .slots import Holder, Slot
 from .tensors import Tensor
 

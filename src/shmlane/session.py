@@ -26,9 +26,9 @@ from .errors import (
     ShmlaneError,
     UsageError,
 )
-from .layout import Array, ModelMetadata
 from .leases import BaseLease, Result
 from .lifetimes import look_after
+from .metadata import Array, ModelMetadata
 from .regions import RegionOptions
 from .settings import Settings
 from .slots import Holder, Slot

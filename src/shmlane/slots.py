@@ -14,7 +14,8 @@ from sys import getrefcount
 from typing import Any, Protocol, TypeVar
 
 from .header import RegionHeader
-from .layout import Array, Shape, SlotLayout
+from .layout import SlotLayout
+from .metadata import Array, Shape
 from .replies import HttpReply
 from .tensors import COUNTS_ARE_EXACT, NOTHING, Memory, Registration, Tensor
 from .timing import Deadline

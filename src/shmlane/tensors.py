@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .layout import Array, Shape, TensorPlan
+from .layout import TensorPlan
+from .metadata import Array, Shape
 
 # Reference counts are exact only under the GIL; without it, weak references decide.
 COUNTS_ARE_EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .errors import UsageError
-from .layout import Shape
+from .metadata import Shape
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 # Triton does not decode escapes in paths: what would need one cannot be sent.
@@ -36,7 +36,10 @@ _OWN_HEADERS = frozenset(
 
 
 class TensorRef(NamedTuple):
-    """One tensor of an inference request. `region` "" sends or asks for wire data."""
+    """One tensor of an inference request. `region` "" sends or asks for wire data.
+
+    classes: ask for so many of the best classes instead of the output itself.
+    """
 
     name: str
     datatype: str
@@ -44,6 +47,7 @@ class TensorRef(NamedTuple):
     region: str
     offset: int
     nbytes: int
+    classes: int = 0
 
 
 class HttpRequests:
@@ -62,15 +66,31 @@ class HttpRequests:
         if version:
             self._versioned += f"/versions/{path_name(version, 'model version')}"
         lines = [header_line("Host", host)]
-        lines += [_callers_header(*each) for each in (headers or {}).items()]
+        lines += [callers_header(*each) for each in (headers or {}).items()]
         self._fixed = "".join(f"{line}\r\n" for line in lines)
 
-    def build(self, method: str, path: str, body: str = "") -> bytes:
+    def build(
+        self,
+        method: str,
+        path: str,
+        body: str = "",
+        *,
+        headers: str = "",
+        more: int = 0,
+    ) -> bytes:
+        """The bytes of one request.
+
+        headers: further lines, checked by the caller. more: bytes that will be sent
+        behind the body, as part of it.
+        """
         data = body.encode()
-        head = f"{method} {path} HTTP/1.1\r\n{self._fixed}"
+        head = f"{method} {path} HTTP/1.1\r\n{self._fixed}{headers}"
         # Without a length the server reads no body and closes (evhtp); GET needs none.
         if method != "GET":
-            head += f"Content-Length: {len(data)}\r\n"
+            head += f"Content-Length: {len(data) + more}\r\n"
+        # Where the JSON ends (KServe v2 binary tensor extension).
+        if more:
+            head += f"Inference-Header-Content-Length: {len(data)}\r\n"
         return b"%s\r\n%s" % (head.encode("latin-1"), data)
 
     def server_metadata(self) -> bytes:
@@ -104,14 +124,24 @@ class HttpRequests:
     def infer(
         self,
         request_id: str,
-        inputs: Iterable[TensorRef],
-        outputs: Iterable[TensorRef],
+        inputs: Sequence[TensorRef],
+        outputs: Sequence[TensorRef],
+        *,
+        parameters: str = "",
+        headers: str = "",
     ) -> bytes:
+        """One inference, as far as the inputs that go behind it over the wire.
+
+        parameters: members of the request's JSON object, each with a comma behind it.
+        """
         body = (
-            f'{{"id":"{request_id}","inputs":[{",".join(map(_input_json, inputs))}],'
+            f'{{"id":{json.dumps(request_id)},{parameters}'
+            f'"inputs":[{",".join(map(_input_json, inputs))}],'
             f'"outputs":[{",".join(map(_output_json, outputs))}]}}'
         )
-        return self.build("POST", f"{self._versioned}/infer", body)
+        more = sum(each.nbytes for each in inputs if not each.region)
+        path = f"{self._versioned}/infer"
+        return self.build("POST", path, body, headers=headers, more=more)
 
 
 def path_name(name: str, what: str) -> str:
@@ -139,7 +169,7 @@ def header_line(name: str, value: str) -> str:
     return f"{name}: {value}"
 
 
-def _callers_header(name: str, value: str) -> str:
+def callers_header(name: str, value: str) -> str:
     if name.lower() in _OWN_HEADERS:
         raise UsageError(
             f"header {name!r} frames requests or replies and is set by shmlane.",
@@ -162,10 +192,13 @@ def _place_json(tensor: TensorRef) -> str:
 
 def _input_json(tensor: TensorRef) -> str:
     shape = ",".join(map(str, tensor.shape))
-    # Only an empty tensor comes without a region: Triton refuses zero bytes in one.
-    content = (
-        f'"parameters":{{{_place_json(tensor)}}}' if tensor.region else '"data":[]'
-    )
+    if tensor.region:
+        content = f'"parameters":{{{_place_json(tensor)}}}'
+    elif tensor.nbytes:
+        content = f'"parameters":{{"binary_data_size":{tensor.nbytes}}}'
+    else:
+        # Triton refuses zero bytes in a region, until 2.60.
+        content = '"data":[]'
     return (
         f'{{"name":{json.dumps(tensor.name)},"shape":[{shape}],'
         f'"datatype":"{tensor.datatype}",{content}}}'
@@ -174,4 +207,6 @@ def _input_json(tensor: TensorRef) -> str:
 
 def _output_json(tensor: TensorRef) -> str:
     content = _place_json(tensor) if tensor.region else '"binary_data":true'
+    if tensor.classes:
+        content += f',"classification":{tensor.classes}'
     return f'{{"name":{json.dumps(tensor.name)},"parameters":{{{content}}}}}'

@@ -13,7 +13,8 @@ from typing import Any
 from shmlane import control
 from shmlane.header import RegionHeader
 from shmlane.inventory import ask_server
-from shmlane.layout import SlotLayout, TensorPlan, TensorSpec
+from shmlane.layout import SlotLayout, TensorPlan
+from shmlane.metadata import TensorSpec
 from shmlane.wire import HttpRequests
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from shmlane import pool, slots, tensors
 from shmlane.errors import LeaseTimeout, OutOfSharedMemory
-from shmlane.layout import Array
 from shmlane.memory import SessionMemory
+from shmlane.metadata import Array
 from shmlane.pool import SlotPool
 from shmlane.slots import Holder, Slot
 from tests.unit.scripted import memory, view_of

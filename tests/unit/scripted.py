@@ -15,9 +15,10 @@ import pytest
 
 from shmlane.control import Pause, Talk
 from shmlane.exchange import Answer, Exchange, Verdict
-from shmlane.layout import Array, ModelMetadata, Shape, SlotLayout, TensorSpec
+from shmlane.layout import SlotLayout
 from shmlane.leases import BaseLease, Result
 from shmlane.memory import SessionMemory
+from shmlane.metadata import Array, ModelMetadata, Shape, TensorSpec
 from shmlane.regions import RegionOptions
 from shmlane.replies import HttpReply, ReplyParser
 from shmlane.slots import Holder, Slot

@@ -17,7 +17,7 @@ from shmlane.errors import (
     ShmlaneError,
     UsageError,
 )
-from shmlane.layout import ModelMetadata, TensorSpec
+from shmlane.metadata import ModelMetadata, TensorSpec
 from shmlane.wire import HttpRequests
 from tests.unit.scripted import REQUESTS, Request, Script, error, http
 

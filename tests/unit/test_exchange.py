@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shmlane.errors import ProtocolError
 from shmlane.exchange import Answer, Exchange, Verdict
-from shmlane.layout import ModelMetadata, TensorSpec
+from shmlane.metadata import ModelMetadata, TensorSpec
 from shmlane.slots import Slot
 from shmlane.tensors import Tensor
 from tests.unit.interleaving import CtrlC, every

@@ -20,7 +20,7 @@ from shmlane.errors import (
     ShmlaneError,
 )
 from shmlane.exchange import Answer, Exchange, Verdict
-from shmlane.layout import ModelMetadata, TensorSpec
+from shmlane.metadata import ModelMetadata, TensorSpec
 from shmlane.slots import Slot
 from tests.unit.scripted import (
     OPEN,

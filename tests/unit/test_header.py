@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from shmlane.errors import RegionError
 from shmlane.header import RegionHeader
-from shmlane.layout import DTYPES, ModelMetadata, SlotLayout
+from shmlane.layout import SlotLayout
+from shmlane.metadata import DTYPES, ModelMetadata
 from shmlane.regions import PAGE_BYTES, Region
 
 Tensor = tuple[str, str, list[int]]

@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmlane.errors import ProtocolError, TensorMismatch, UnknownTensor, UsageError
-from shmlane.layout import (
-    DTYPES,
-    ModelMetadata,
-    Shape,
-    SlotLayout,
-    TensorSpec,
-    expect,
-    lookup,
-)
+from shmlane.layout import SlotLayout
+from shmlane.metadata import DTYPES, ModelMetadata, Shape, TensorSpec, expect, lookup
 from shmlane.regions import PAGE_BYTES
 
 # The KServe v2 protocol's own table of datatypes and their sizes.

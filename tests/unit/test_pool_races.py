@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from shmlane.layout import Array
+from shmlane.metadata import Array
 from shmlane.pool import Waiter
 from shmlane.slots import Slot
 from tests.unit.interleaving import CtrlC, Halt, Intrusion, every

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from shmlane.layout import Array
 from shmlane.memory import SessionMemory
+from shmlane.metadata import Array
 from shmlane.slots import Label, RootWatch, Slot
 from shmlane.tensors import Tensor
 from tests.unit.interleaving import Intrusion, every

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shmlane.errors import UsageError
-from shmlane.layout import DTYPES
+from shmlane.metadata import DTYPES
 from shmlane.wire import HttpRequests, TensorRef
 
 HOST = "localhost:8000"
@@ -100,7 +100,7 @@ def test_region_requests_name_the_region(raw: bytes, method: str, path: str) -> 
         assert body == b""
 
 
-def test_callers_headers_go_with_every_request() -> None:
+def testcallers_headers_go_with_every_request() -> None:
     mine = HttpRequests(HOST, "m", headers={"X-Key": 'a "secret"', "traceparent": "0"})
     for raw in (mine.server_metadata(), mine.infer("0", [], []), mine.unregister("r")):
         _, headers, _ = parsed(raw)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..layout import Shape
+from ..metadata import Shape
 from ..regions import Bytes
 from . import json_fields as fields
 from .codec import from_json

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..layout import DTYPES, Array, Shape
+from ..metadata import DTYPES, Array, Shape
 from ..regions import Bytes
 from .http import refused
 from .json_fields import U64, is_integer

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ServerError
-from ..layout import Array
+from ..metadata import Array
 from . import codec, outputs
 from .calls import Call, CallReader
 from .checks import check

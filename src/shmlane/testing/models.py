@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
-from ..layout import Array
+from ..metadata import Array
 from .codec import BYTES, is_known
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]

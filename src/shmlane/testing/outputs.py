@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..errors import ServerError
-from ..layout import DTYPES, Array
+from ..metadata import DTYPES, Array
 from .codec import BYTES, datatype_of
 from .http import refused
 from .models import FakeModel
