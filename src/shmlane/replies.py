@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from .buffers import Inbox
 from .errors import ProtocolError
-from .layout import Shape
+from .metadata import Shape
 
 T = TypeVar("T")
 
@@ -23,6 +24,7 @@ _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: [^\r\n\0]*)?")
 # Space around a value is cut off later: matched here, it could be tried at every byte.
 _HEADER_LINE = re.compile(rb"([A-Za-z0-9!#$%&'*+.^_`|~-]+):([^\r\n\0]*)")
 _DIGITS = re.compile(r"[0-9]{1,18}")
+_JSON_LENGTH = "inference-header-content-length"
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
 # What `json` raises for bytes that are not JSON, or nested beyond reading.
@@ -34,18 +36,21 @@ FOREIGN_STATUS = frozenset({408, 499, 502, 504})
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """One complete reply. Header names are lower case; `body` is ours to keep."""
+    """One complete reply. Header names are lower case; `body` is ours to keep.
+
+    A view of a large body keeps the memory that it was received into.
+    """
 
     status: int
     headers: Mapping[str, str]
-    body: bytearray
+    body: bytearray | memoryview
     keep_alive: bool
 
     @property
     def error_text(self) -> str | None:
         """The text of Triton's `{"error": ...}`, None when the body is not that."""
         try:
-            text = json.loads(self.body)["error"]
+            text = json.loads(bytes(self.body))["error"]
         except (*_NOT_JSON, KeyError, TypeError):
             return None
         return text if isinstance(text, str) else None
@@ -59,7 +64,7 @@ class HttpReply:
 
     def json(self) -> Any:
         try:
-            return json.loads(self.body)
+            return json.loads(bytes(self.body))
         except _NOT_JSON as error:
             raise ProtocolError(
                 f"a reply of status {self.status} is not JSON:"
@@ -72,14 +77,23 @@ class ReplyParser:
 
     `feed` returns the reply when its last byte has come, else None. Bytes behind the
     end are an error: one request at a time is all that is ever asked.
+
+    A body of known length that does not come at once gets memory from `inbox`, its
+    binary part aligned. From then on `room` says where its next bytes belong, so that
+    they can be received in place, and `filled` that they were.
     """
 
-    def __init__(self, *, max_body_bytes: int = 1 << 40) -> None:
+    def __init__(
+        self, *, max_body_bytes: int = 1 << 40, inbox: Inbox | None = None
+    ) -> None:
+        self.room: memoryview | None = None
         self._buffer = bytearray()
         self._head: tuple[int, Mapping[str, str], bool] | None = None
         self._length: int | None = None
         self._body = bytearray()
+        self._placed: memoryview | None = None
         self._max_body_bytes = max_body_bytes
+        self._inbox = inbox
 
     def feed(self, data: bytes | bytearray | memoryview) -> HttpReply | None:
         self._buffer += data
@@ -94,7 +108,14 @@ class ReplyParser:
                 f"{len(self._buffer)} bytes came behind the end of a reply."
             )
         status, headers, keep_alive = self._head
-        return HttpReply(status, headers, self._body, keep_alive)
+        body = self._body if self._placed is None else self._placed
+        return HttpReply(status, headers, body, keep_alive)
+
+    def filled(self, count: int) -> HttpReply | None:
+        """As `feed`, for so many bytes that were put into `room`."""
+        assert self.room is not None
+        self.room = self.room[count:]
+        return self.feed(b"")
 
     def _read_head(self) -> bool:
         """True when a head was taken from the buffer; it may be an interim one."""
@@ -146,10 +167,28 @@ class ReplyParser:
 
     def _read_body(self) -> bool:
         assert self._length is not None
-        missing = self._length - len(self._body)
-        self._body += self._buffer[:missing]
-        del self._buffer[:missing]
-        return len(self._body) == self._length
+        if self.room is None:
+            missing = self._length - len(self._body)
+            if len(self._buffer) >= missing:
+                self._body += self._buffer[:missing]
+                del self._buffer[:missing]
+                return True
+            self.room = self._placed = self._take_memory(self._length)
+        count = min(len(self._buffer), len(self.room))
+        self.room[:count] = self._buffer[:count]
+        self.room = self.room[count:]
+        del self._buffer[:count]
+        return not self.room
+
+    def _take_memory(self, nbytes: int) -> memoryview:
+        assert self._head is not None
+        inbox = Inbox() if self._inbox is None else self._inbox
+        try:
+            return inbox.take(nbytes, _json_length(self._head[1], nbytes) or 0)
+        except MemoryError as error:
+            raise ProtocolError(
+                f"a reply announces {nbytes} bytes, for which there is no memory."
+            ) from error
 
     def _read_chunks(self) -> bool:
         while (end := self._find_end(b"\r\n", 0, "chunk size")) >= 0:
@@ -274,15 +313,24 @@ def _sizes(values: list[Any]) -> Shape:
 
 def _split_binary(reply: HttpReply) -> tuple[bytes, memoryview]:
     """The JSON part and the binary part behind it (KServe binary tensor extension)."""
-    length = reply.headers.get("inference-header-content-length")
-    if length is None:
+    if _JSON_LENGTH not in reply.headers:
         return bytes(reply.body), memoryview(b"")
-    if not _DIGITS.fullmatch(length) or int(length) > len(reply.body):
+    split = _json_length(reply.headers, len(reply.body))
+    if split is None:
         raise ProtocolError(
-            f"a reply of {len(reply.body)} bytes announces {length!r} bytes of JSON."
+            f"a reply of {len(reply.body)} bytes announces"
+            f" {reply.headers[_JSON_LENGTH]!r} bytes of JSON."
         )
-    split = int(length)
-    return bytes(reply.body[:split]), memoryview(reply.body)[split:]
+    whole = memoryview(reply.body)
+    return bytes(whole[:split]), whole[split:]
+
+
+def _json_length(headers: Mapping[str, str], nbytes: int) -> int | None:
+    """Bytes of the JSON part of a body of `nbytes`, None where nothing can be told."""
+    length = headers.get(_JSON_LENGTH, "")
+    if not _DIGITS.fullmatch(length) or int(length) > nbytes:
+        return None
+    return int(length)
 
 
 def _parse_outputs(outputs: list[Any], blobs: memoryview) -> Iterable[OutputReply]:

@@ -1,7 +1,7 @@
-"""Sockets: where the server is, how long to wait, and one connection per slot.
+"""Sockets: how long to wait, and one connection per slot.
 
-Owns URLs and the TCP or Unix socket under an HTTP/1.1 connection. Refuses
-to know what the bytes mean (`wire`) and whose memory they speak of (`slots`). One
+Owns the TCP or Unix socket under an HTTP/1.1 connection. Refuses to know where it leads
+(`endpoint`), what the bytes mean (`wire`) and whose memory they speak of (`slots`). One
 request is on a connection at a time.
 
 A wait is a `poll` with the time that is left, which signals cannot put off: a receive
@@ -12,163 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import re
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from .errors import (
-    InferTimeout,
-    ProtocolError,
-    RequestLost,
-    ServerUnreachable,
-    UsageError,
-)
+from .buffers import Inbox, Outbox
+from .endpoint import Connection as Connection
+from .endpoint import Endpoint as Endpoint
+from .errors import InferTimeout, ProtocolError, RequestLost, ServerUnreachable
 from .replies import FOREIGN_STATUS, HttpReply, ReplyParser
 from .timing import Deadline, in_seconds
 
+T = TypeVar("T")
+
 _RECEIVE_BYTES = 64 << 10
 
-# Linux reports the path of a Unix socket in 108 bytes with the closing zero.
-_MAX_UNIX_PATH = 107
-# Stricter than the resolver, which takes spaces and separators for parts of a name.
-_LABEL = r"[A-Za-z0-9_-]{1,63}"
-_ADDRESS = re.compile(
-    rf"(?:(?P<name>{_LABEL}(?:\.{_LABEL})*\.?)"
-    r"|\[(?P<ipv6>[0-9A-Fa-f:.]+)(?P<zone>%[A-Za-z0-9._~-]+)?\])"
-    r"(?::(?P<port>[0-9]{0,5}))?/?"
-)
-_DEFAULT_PORT = 8000
-_MAX_PORT = 65535
 _FIRST_PAUSE = 0.005
 # Milliseconds that fit a C int, 24 days: poll takes no more.
 _LONGEST_POLL = float((1 << 31) - 1)
 _LONGEST_PAUSE = 0.1
-
-# A peer that vanishes without a word (its machine, or what leads to it) is noticed
-# within a minute: asked from half of it on, and no longer waited for at its end.
-_KEEPALIVE = {
-    "TCP_KEEPIDLE": 30,
-    "TCP_KEEPINTVL": 10,
-    "TCP_KEEPCNT": 3,
-    # Milliseconds, for bytes that the peer never acknowledged: no probe is sent then.
-    "TCP_USER_TIMEOUT": 60_000,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """How the server is talked to.
-
-    headers: sent with every request, control and inference alike (a restricted API
-        expects a key there).
-    replay: when the connection breaks with a request in flight, wait until the server
-        cannot touch its memory any more and send it again, instead of `RequestLost`.
-        The model may then run twice for one call.
-    """
-
-    headers: Mapping[str, str] = field(default_factory=dict)
-    replay: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where the HTTP frontend of a server listens. Port 8000 if none is given."""
-
-    url: str
-    host: str
-    port: int
-    path: str = ""
-
-    @classmethod
-    def parse(cls, url: str) -> Endpoint:
-        """Read `host:port`, `http://host:port` or `unix:///path`; else `UsageError`."""
-        scheme, rest = url.split("://", 1) if "://" in url else ("http", url)
-        if scheme.lower() == "unix":
-            return cls._unix(url, rest)
-        if scheme.lower() != "http":
-            raise UsageError(
-                f"{url!r}: scheme {scheme!r} is not supported.",
-                hint="Use host:port, http://host:port or unix:///path/to/http.sock.",
-            )
-        match = _ADDRESS.fullmatch(rest)
-        port = int(match["port"] or _DEFAULT_PORT) if match else 0
-        if match is None or not 0 < port <= _MAX_PORT or not _is_ipv6(match["ipv6"]):
-            raise UsageError(
-                f"{url!r} is not a server address.",
-                hint=f"Perhaps unix://{url}."
-                if url.startswith("/")
-                else "Give host:port with a port from 1 to 65535 and no path, for"
-                " example localhost:8000 or [::1]:8000.",
-            )
-        return cls(url, match["name"] or match["ipv6"] + (match["zone"] or ""), port)
-
-    @classmethod
-    def _unix(cls, url: str, path: str) -> Endpoint:
-        length = len(os.fsencode(path))
-        if not path.startswith("/") or "\0" in path or length > _MAX_UNIX_PATH:
-            raise UsageError(
-                f"{url!r} is not a Unix socket address: the path must be absolute and"
-                f" at most {_MAX_UNIX_PATH} bytes, this one has {length}."
-            )
-        return cls(url, "localhost", 0, path)
-
-    @property
-    def address(self) -> str:
-        """What is connected to, in words: the port also where the URL leaves it out."""
-        return self.url if self.path else self.host_header
-
-    @property
-    def host_header(self) -> str:
-        if self.path:
-            return self.host
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-    def connect(self, timeout: float | None) -> socket.socket:
-        """One attempt at a connected socket; raises OSError."""
-        if not self.path:
-            connected = socket.create_connection((self.host, self.port), timeout)
-            _set_options(connected)
-            return connected
-        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            unix.settimeout(timeout)
-            unix.connect(self.path)
-        except BaseException:
-            unix.close()
-            raise
-        return unix
-
-    def is_deserted(self, timeout: float | None) -> bool:
-        """True when no server is there; what one knew that was, is gone with it."""
-        try:
-            self.connect(timeout).close()
-        except (ConnectionRefusedError, FileNotFoundError):
-            return True
-        except OSError:
-            return False
-        return False
-
-
-def _set_options(connected: socket.socket) -> None:
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        # Not every system has each of them; then its own values hold.
-        if hasattr(socket, name):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _is_ipv6(address: str | None) -> bool:
-    """Whether the resolver takes it; True for None, where a name stands instead."""
-    try:
-        return address is None or bool(socket.inet_pton(socket.AF_INET6, address))
-    except OSError:
-        return False
 
 
 class HttpConnection:
@@ -177,18 +41,31 @@ class HttpConnection:
     Used by one thread at a time. Every error that makes it useless also closes it.
     """
 
-    __slots__ = ("_address", "_parser", "_poll", "_recv", "_send", "_socket")
+    __slots__ = (
+        "_address",
+        "_inbox",
+        "_parser",
+        "_poll",
+        "_recv",
+        "_recv_into",
+        "_send",
+        "_sendmsg",
+        "_socket",
+    )
 
     def __init__(self, connected: socket.socket, *, address: str = "") -> None:
         connected.settimeout(None)
         self._address = address
         self._socket: socket.socket | None = connected
-        self._send = connected.send
+        self._send: Callable[[bytes], int] = connected.send
+        self._sendmsg: Callable[..., int] = connected.sendmsg
         self._recv = connected.recv
+        self._recv_into = connected.recv_into
         poller = select.poll()
         poller.register(connected, select.POLLIN)
         self._poll: Callable[[float | None], object] = poller.poll
-        self._parser = ReplyParser()
+        self._inbox = Inbox()
+        self._parser = ReplyParser(inbox=self._inbox)
 
     @classmethod
     def open(cls, endpoint: Endpoint, deadline: Deadline) -> HttpConnection:
@@ -231,14 +108,63 @@ class HttpConnection:
         self.close()
         return False
 
+    def send_parts(
+        self, parts: Sequence[bytes | bytearray | memoryview], deadline: Deadline
+    ) -> bool:
+        """Send a request in parts, from where they lie; True when a reply is to come.
+
+        False means what it does for `send`. True means that every byte was handed to
+        the kernel, or that the server answered before that: the rest is kept, and
+        nothing can be sent behind half a request any more.
+
+        `InferTimeout` when the deadline passes before the last byte, and whatever else
+        is raised, leaves the connection closed, and the server without a request.
+        """
+        outbox = Outbox(parts)
+        try:
+            while outbox.left:
+                if not self._send_some(outbox, deadline):
+                    return self._is_answered()
+        except BaseException:
+            self.close()
+            raise
+        return True
+
+    def _send_some(self, outbox: Outbox, deadline: Deadline) -> bool:
+        """Send what fits and wait for room; False if there is something to read."""
+        try:
+            outbox.advance(self._sendmsg(outbox.batch(), (), socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        if not outbox.left:
+            return True
+        if deadline.has_passed:
+            raise _cut_off(outbox, deadline.limit)
+        poller = select.poll()
+        poller.register(self, select.POLLIN | select.POLLOUT)
+        happened = poller.poll(_milliseconds(deadline.remaining))
+        return all(event == select.POLLOUT for _, event in happened)
+
+    def _is_answered(self) -> bool:
+        """Whether half a request has an answer; if not, the connection broke."""
+        try:
+            if self._recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                self._send = self._sendmsg = _refuse_to_send
+                return True
+        except OSError:
+            pass
+        self.close()
+        return False
+
     def receive(self, timeout: float | None) -> bytes:
         """What has come, waiting for the first byte for at most `timeout` seconds.
 
         `InferTimeout` leaves the connection as it is, so that a later call can read on;
         `RequestLost` closes it.
         """
-        limit = None if timeout is None else min(timeout * 1e3, _LONGEST_POLL)
-        if not self._poll(limit):
+        if not self._poll(_milliseconds(timeout)):
             raise _timed_out(timeout)
         try:
             data = self._recv(_RECEIVE_BYTES)
@@ -250,13 +176,18 @@ class HttpConnection:
 
     def feed(self, data: bytes) -> HttpReply | None:
         """Take in received bytes; the reply when it is complete, else None."""
+        return self._take_in(self._parser.feed, data)
+
+    def _take_in(
+        self, parse: Callable[[T], HttpReply | None], received: T
+    ) -> HttpReply | None:
         try:
-            reply = self._parser.feed(data)
+            reply = parse(received)
         except ProtocolError:
             self.close()
             raise
         if reply is not None:
-            self._parser = ReplyParser()
+            self._parser = ReplyParser(inbox=self._inbox)
             if not reply.keep_alive:
                 self.close()
         return reply
@@ -266,11 +197,27 @@ class HttpConnection:
 
         Raises what `receive` raises, and `ProtocolError`, which closes the connection.
         """
-        while (reply := self.feed(data)) is None:
+        reply = self.feed(data)
+        while reply is None:
             if deadline.has_passed:
                 raise _timed_out(deadline.limit)
-            data = self.receive(deadline.remaining)
+            reply = self._read_on(deadline.remaining)
         return reply
+
+    def _read_on(self, timeout: float | None) -> HttpReply | None:
+        """Receive more of a reply, a large body right where it belongs."""
+        room = self._parser.room
+        if room is None:
+            return self.feed(self.receive(timeout))
+        if not self._poll(_milliseconds(timeout)):
+            raise _timed_out(timeout)
+        try:
+            count = self._recv_into(room)
+        except OSError as error:
+            raise self._lost(error) from error
+        if not count:
+            raise self._lost(None)
+        return self._take_in(self._parser.filled, count)
 
     def call(self, request: bytes, deadline: Deadline) -> HttpReply:
         """Send a control request and read its reply, else `ServerUnreachable`.
@@ -332,8 +279,25 @@ class HttpConnection:
         return f"<HttpConnection {'open' if self.is_open else 'closed'}>"
 
 
+def _milliseconds(timeout: float | None) -> float | None:
+    return None if timeout is None else min(timeout * 1e3, _LONGEST_POLL)
+
+
 def _never_quiet(_limit: float | None) -> object:
     return True
+
+
+def _refuse_to_send(*_request: object) -> int:
+    raise BrokenPipeError("half a request was sent before")
+
+
+def _cut_off(outbox: Outbox, limit: float | None) -> InferTimeout:
+    return InferTimeout(
+        f"{outbox.nbytes - outbox.left} of {outbox.nbytes} bytes of the request were"
+        f" sent within {in_seconds(limit)}: the server has not begun.",
+        hint="It reads slowly or not at all. Raise the timeout, or look at its load.",
+        timeout=limit,
+    )
 
 
 def _timed_out(timeout: float | None) -> InferTimeout:
