@@ -9,6 +9,7 @@ import pytest
 from shmlane import Session
 from shmlane.server import TritonServer, demo_models
 from tests.sessions import all_free, sink, write_models
+from tests.tensor_models import write_echoes, write_tensor_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,35 @@ def models_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
     folder = tmp_path_factory.mktemp("models")
     with TritonServer(write_models(folder, "rows", "types", "moody")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tensors_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """The models of `tests.tensor_models`, on ports of loopback."""
+    folder = tmp_path_factory.mktemp("tensors")
+    with TritonServer(write_tensor_models(write_echoes(folder))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def unix_tensors_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[TritonServer]:
+    """Those of them that run no Python, with HTTP on a Unix socket."""
+    folder = tmp_path_factory.mktemp("unix-tensors")
+    models = write_echoes(folder / "models")
+    with TritonServer(models, unix_socket=folder / "http.sock") as server:
+        yield server
+
+
+@pytest.fixture(params=["TCP", "Unix socket"])
+def tensors_url(request: pytest.FixtureRequest) -> str:
+    """The models that echo, reached in each way, in turn."""
+    if request.param == "TCP":
+        server: TritonServer = request.getfixturevalue("tensors_server")
+        return server.http_url
+    unix_server: TritonServer = request.getfixturevalue("unix_tensors_server")
+    return unix_server.unix_url
 
 
 @pytest.fixture
