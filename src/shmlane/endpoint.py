@@ -26,6 +26,10 @@ _ADDRESS = re.compile(
 _DEFAULT_PORT = 8000
 _MAX_PORT = 65535
 
+# TCP finds the size that it needs by itself. A Unix socket keeps the system's, which
+# has whoever sends a large request woken for every part of it.
+_UNIX_SEND_BYTES = 1 << 20
+
 # A peer that vanishes without a word (its machine, or what leads to it) is noticed
 # within a minute: asked from half of it on, and no longer waited for at its end.
 _KEEPALIVE = {
@@ -114,6 +118,8 @@ class Endpoint:
             return connected
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            if unix.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _UNIX_SEND_BYTES:
+                unix.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_SEND_BYTES)
             unix.settimeout(timeout)
             unix.connect(self.path)
         except BaseException:

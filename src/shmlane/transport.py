@@ -28,6 +28,8 @@ from .timing import Deadline, in_seconds
 T = TypeVar("T")
 
 _RECEIVE_BYTES = 64 << 10
+# Large bodies come in small pieces: to be woken for each costs more than to copy it.
+_WAKE_BYTES = 256 << 10
 
 _FIRST_PAUSE = 0.005
 # Milliseconds that fit a C int, 24 days: poll takes no more.
@@ -51,6 +53,7 @@ class HttpConnection:
         "_send",
         "_sendmsg",
         "_socket",
+        "_woken_at",
     )
 
     def __init__(self, connected: socket.socket, *, address: str = "") -> None:
@@ -64,6 +67,7 @@ class HttpConnection:
         poller = select.poll()
         poller.register(connected, select.POLLIN)
         self._poll: Callable[[float | None], object] = poller.poll
+        self._woken_at = 1
         self._inbox = Inbox()
         self._parser = ReplyParser(inbox=self._inbox)
 
@@ -197,27 +201,53 @@ class HttpConnection:
 
         Raises what `receive` raises, and `ProtocolError`, which closes the connection.
         """
-        reply = self.feed(data)
-        while reply is None:
+        while (reply := self.feed(data)) is None:
+            if self._parser.room is not None:
+                return self._fill(deadline)
             if deadline.has_passed:
                 raise _timed_out(deadline.limit)
-            reply = self._read_on(deadline.remaining)
+            data = self.receive(deadline.remaining)
         return reply
 
-    def _read_on(self, timeout: float | None) -> HttpReply | None:
-        """Receive more of a reply, a large body right where it belongs."""
+    def _fill(self, deadline: Deadline) -> HttpReply:
+        """Receive what is left of a large body right where it belongs."""
+        try:
+            while not deadline.has_passed:
+                reply = self._receive_in_place(deadline.remaining)
+                if reply is not None:
+                    return reply
+        finally:
+            # Whoever waits next, even for the rest of this, waits for the first byte.
+            self._wake_at(1)
+        raise _timed_out(deadline.limit)
+
+    def _receive_in_place(self, timeout: float | None) -> HttpReply | None:
         room = self._parser.room
-        if room is None:
-            return self.feed(self.receive(timeout))
+        assert room is not None
+        self._wake_at(min(len(room), _WAKE_BYTES))
         if not self._poll(_milliseconds(timeout)):
             raise _timed_out(timeout)
         try:
-            count = self._recv_into(room)
+            # Without the flag, it would wait for as much as the poll did.
+            count = self._recv_into(room, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
         except OSError as error:
             raise self._lost(error) from error
         if not count:
             raise self._lost(None)
         return self._take_in(self._parser.filled, count)
+
+    def _wake_at(self, nbytes: int) -> None:
+        """Have `poll` wait for so many bytes, or for the end."""
+        connected = self._socket
+        if connected is not None and nbytes != self._woken_at:
+            # Ctrl-C in between has it set once too often.
+            self._woken_at = 0
+            # Where it cannot be told to, it wakes more often.
+            with contextlib.suppress(OSError):
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self._woken_at = nbytes
 
     def call(self, request: bytes, deadline: Deadline) -> HttpReply:
         """Send a control request and read its reply, else `ServerUnreachable`.
