@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -177,8 +178,12 @@ def test_id_and_parameters_may_be_absent() -> None:
     assert (read.request_id, read.outputs, read.parameters) == ("", (), {})
 
 
-def test_binary_data_is_a_view_and_no_copy() -> None:
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_binary_data_is_a_view_and_no_copy(
+    kind: type[bytearray | memoryview],
+) -> None:
     whole = inference(answer(binary(4, "a"), output("b"), binary(2, "c")), b"abcdef")
+    whole = replace(whole, body=kind(whole.body))
     first, second, third = InferReply.parse(whole).outputs
     assert first.data is not None
     assert third.data is not None

@@ -26,6 +26,7 @@ from tests.unit.http_replies import (
 )
 
 MAX_HEAD = 64 << 10
+JSON_LENGTH = "Inference-Header-Content-Length"
 
 
 @given(replies(), cut_places)
@@ -57,6 +58,28 @@ def test_received_bytes_may_have_any_type(
     sent: Sent, kind: type[bytes | bytearray | memoryview]
 ) -> None:
     assert ReplyParser().feed(kind(sent.raw)) == accepted(sent.raw)
+
+
+@given(replies(), cut_places)
+def test_bytes_put_where_they_belong_give_the_same_reply(
+    sent: Sent, cuts: list[int]
+) -> None:
+    parser, reply = ReplyParser(), None
+    for piece in split(sent.raw, cuts):
+        if parser.room:
+            parser.room[: len(piece)] = piece
+            reply = parser.filled(len(piece)) or reply
+        else:
+            reply = parser.feed(piece) or reply
+    assert reply == accepted(sent.raw)
+
+
+@given(replies(), st.binary(min_size=1, max_size=9))
+def test_there_is_no_room_behind_the_end(sent: Sent, strays: bytes) -> None:
+    parser = ReplyParser()
+    read(*bytewise(sent.raw), parser=parser)
+    assert not parser.room
+    assert read(strays, parser=parser) == "refused"
 
 
 @given(replies(), st.binary(min_size=1, max_size=9), st.booleans())
@@ -97,6 +120,15 @@ def test_a_reply_tells_whether_its_connection_goes_on(
 ) -> None:
     raw = f"HTTP/1.{minor} 200 OK\r\nContent-Length: 0\r\n{lines}\r\n".encode()
     assert accepted(raw).keep_alive is keep_alive
+
+
+@pytest.mark.parametrize("length", ["0", "3", "9", "10", "11", "-1", "", "x", "2, 2"])
+def test_a_body_in_pieces_is_read_whatever_its_json_part_is_said_to_be(
+    length: str,
+) -> None:
+    """Whether that can be is asked of inferences alone, when they are read."""
+    raw = OK + f"Content-Length: 10\r\n{JSON_LENGTH}: {length}\r\n\r\n".encode()
+    assert bytes(accepted(raw, b"01234", b"56789").body) == b"0123456789"
 
 
 # --- limits ---------------------------------------------------------------------------
