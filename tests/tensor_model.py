@@ -24,6 +24,7 @@ class TritonPythonModel:
         self.answer = getattr(self, args["model_name"])
         self.version = args["model_version"]
         self.sums: dict[Any, int] = {}
+        self.turn = 0
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request on its own."""
@@ -80,7 +81,8 @@ class TritonPythonModel:
         return {"SUM": np.array([[total]], np.int32)}
 
     def reported(self, request: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        """What came with the request, as JSON."""
+        """What came with the request, as JSON; `turn` counts those that were run."""
+        self.turn += 1
         time.sleep(int(inputs["DELAY_MS"][0]) / 1000)
         report = {
             "id": request.request_id(),
@@ -89,5 +91,6 @@ class TritonPythonModel:
             "queue_timeout": request.timeout(),
             "parameters": json.loads(request.parameters()),
             "version": self.version,
+            "turn": self.turn,
         }
         return {"REPORT": np.array([json.dumps(report).encode()], np.object_)}

@@ -105,7 +105,11 @@ output [{ name: "REPORT" data_type: TYPE_STRING dims: [ 1 ] }]
 dynamic_batching {
   priority_levels: 3
   default_priority_level: 2
-  default_queue_policy { timeout_action: REJECT allow_timeout_override: true }
+  default_queue_policy {
+    timeout_action: REJECT
+    default_timeout_microseconds: 30000000
+    allow_timeout_override: true
+  }
 }
 version_policy { all { } }
 """

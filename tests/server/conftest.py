@@ -41,7 +41,10 @@ def models_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
 def tensors_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     """The models of `tests.tensor_models`, on ports of loopback."""
     folder = tmp_path_factory.mktemp("tensors")
-    with TritonServer(write_tensor_models(write_echoes(folder))) as server:
+    # Headers that match become parameters of the request, which `reported` shows.
+    forward = ["--http-header-forward-pattern=x-seen.*"]
+    models = write_tensor_models(write_echoes(folder))
+    with TritonServer(models, extra_args=forward) as server:
         yield server
 
 
