@@ -109,9 +109,9 @@ def _exported(source: Any, wanted: _Wanted) -> Array | None:
         )
     if isinstance(source, (np.ndarray, np.generic)):
         return np.asarray(source)
+    _check_device(source, wanted)
     if not any(hasattr(source, each) for each in _PROTOCOLS):
         return _of_buffer(source)
-    _check_device(source, wanted)
     if getattr(source, "requires_grad", False) is True:
         source = source.detach()
     if str(getattr(source, "dtype", "")) == "torch.bfloat16":
