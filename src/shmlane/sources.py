@@ -154,9 +154,7 @@ def _of_its_type(array: Array, wanted: _Wanted) -> Array:
         return array
     if wanted.datatype == "BF16":
         return _of_bfloat16(array, wanted)
-    if not array.dtype.isnative and array.dtype.newbyteorder("=") == wanted.dtype:
-        return array
-    if wanted.cast:
+    if wanted.cast or array.dtype.newbyteorder("=") == wanted.dtype:
         return array
     raise wanted.other_type(array.dtype)
 
@@ -227,7 +225,7 @@ def _converted(values: Array, wanted: _Wanted) -> tuple[Array, npt.NDArray[np.bo
         if wanted.datatype == "BF16":
             bits = bfloat16_bits(values)
             converted = bits.view(wanted.dtype)
-            held = (bits.astype(np.uint32) << 16).view(np.float32)
+            held = np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
         else:
             held = converted = values.astype(wanted.dtype)
     if values.dtype.kind == "f":

@@ -54,7 +54,8 @@ def written(source: Any, datatype: str, **options: Any) -> Any:
 def numbers(view: Any, datatype: str) -> Any:
     """What the input's memory means, where NumPy may have no type for it."""
     if datatype == "BF16":
-        return (view.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        upper = view.view(np.uint16).astype(np.uint32)
+        return np.left_shift(upper, 16, dtype=np.uint32).view(np.float32)
     return view
 
 
@@ -260,6 +261,7 @@ def test_what_cannot_be_read_says_why() -> None:
         (7, "INT8"),
         (7, "FP32"),
         (1.5, "FP16"),
+        (1.5, "BF16"),
         (True, "BOOL"),
         ([True, False], "BOOL"),
         ([True, False], "INT32"),
