@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shmlane import Connection, Lease, Session, SessionStats, Timeouts
-from shmlane.metadata import DTYPES
+from shmlane.datatypes import DTYPES
 from shmlane.server import TritonServer
 from tests.polling import eventually
 

@@ -33,9 +33,11 @@ from .errors import (
     UnknownTensor,
     UnsupportedPlatform,
     UsageError,
+    WireFallback,
 )
-from .layout import ModelMetadata, TensorSpec
 from .leases import Result
+from .metadata import ModelMetadata, TensorSpec
+from .options import RequestOptions
 from .regions import RegionOptions
 from .session import Lease, Session
 from .stats import SessionStats
@@ -69,6 +71,7 @@ __all__ = [
     "RegionNotVisible",
     "RegionOptions",
     "RequestLost",
+    "RequestOptions",
     "Result",
     "ServerError",
     "ServerStartFailed",
@@ -84,4 +87,5 @@ __all__ = [
     "UnknownTensor",
     "UnsupportedPlatform",
     "UsageError",
+    "WireFallback",
 ]

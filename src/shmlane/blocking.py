@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 from . import control
 from .calls import ServerCalls
 from .errors import (
+    InferFailed,
     InferTimeout,
     PoolClosed,
     RequestLost,
@@ -21,7 +23,10 @@ from .errors import (
 )
 from .exchange import Answer, Exchange, Verdict
 from .memory import SessionMemory
+from .options import RequestOptions
+from .requests import repeats_id
 from .slots import Channel, Slot
+from .tensors import Tensor
 from .timing import Deadline, in_seconds
 
 # A connection found dead, or a registration found gone, is made anew and the request
@@ -35,8 +40,8 @@ _LONGEST_PAUSE = 0.25
 class BlockingShell:
     """Carries out what `exchange` decides, and waits.
 
-    retries: counter for `SessionStats`. is_closed: set when the session closes; nothing
-    new is begun from then on.
+    retries, reruns: counters for `SessionStats`. is_closed: set when the session
+    closes; nothing new is begun from then on.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class BlockingShell:
         replay: bool,
     ) -> None:
         self.retries = 0
+        self.reruns = 0
         self.is_closed = False
         self._calls = calls
         self._exchange = exchange
@@ -56,7 +62,13 @@ class BlockingShell:
 
     # --- one inference ----------------------------------------------------------------
 
-    def infer(self, slot: Slot, given: int, limit: float | None) -> Answer:
+    def infer(
+        self,
+        slot: Slot,
+        given: int,
+        limit: float | None,
+        options: RequestOptions | None = None,
+    ) -> Answer:
         """Send and receive; whatever is raised, the slot's holds tell the truth."""
         # Whoever needs a deadline makes it of these: most calls need none.
         begun = time.monotonic()
@@ -67,22 +79,19 @@ class BlockingShell:
             if (
                 prepared is None
                 or prepared.given != given
+                or prepared.options is not options
                 or channel is None
                 or not channel.is_quiet
             ):
                 deadline = Deadline(limit, begun)
-                channel = self.make_ready(slot, given, deadline)
+                channel = self.make_ready(slot, given, deadline, options)
                 wait = deadline.remaining
             outcome = self._round_trip(slot, channel, wait, limit, begun)
             if isinstance(outcome, Answer):
                 return outcome
-            self._prepare_retry(slot, outcome, attempt)
-        raise ServerUnreachable(
-            f"gave up after {len(_ATTEMPTS)} tries: the connection was dead each time,"
-            " or the server did not know the memory just registered.",
-            hint="Is the server restarting, or does another client unregister"
-            " everybody's shared memory?",
-        )
+            verdict = outcome
+            self._prepare_retry(slot, verdict, attempt)
+        raise _gave_up(verdict)
 
     def _round_trip(
         self,
@@ -94,7 +103,14 @@ class BlockingShell:
     ) -> Answer | Verdict:
         exchange = self._exchange
         try:
-            if not channel.send(exchange.begin(slot)):
+            request = exchange.begin(slot)
+            prepared = slot.prepared
+            if prepared is not None and prepared.lanes:
+                parts = _parts(request, prepared.lanes)
+                is_sent = channel.send_parts(parts, Deadline(limit, begun))
+            else:
+                is_sent = channel.send(request)
+            if not is_sent:
                 exchange.withdraw(slot)
                 return Verdict.SEND_AGAIN
             data = channel.receive(wait)
@@ -104,11 +120,16 @@ class BlockingShell:
             reply = channel.finish(data, Deadline(limit, begun))
             return exchange.accept(slot, reply, data)
         except InferTimeout:
-            # The reply may still come, and then frees the slot.
+            if not channel.is_open:
+                # The last byte never left.
+                exchange.withdraw(slot)
+            # Else the reply may still come, and then frees the slot.
             raise
         except RequestLost:
             channel.close()
-            if self._replay and self._is_drained(slot, Deadline(limit, begun)):
+            if self._may_replay(slot) and self._is_drained(
+                slot, Deadline(limit, begun)
+            ):
                 return Verdict.REPLAY
             raise
         except BaseException:
@@ -119,19 +140,32 @@ class BlockingShell:
 
     def _prepare_retry(self, slot: Slot, verdict: Verdict, attempt: int) -> None:
         self.retries += 1
+        if verdict is Verdict.RUN_AGAIN:
+            self.reruns += 1
+            slot.prepared = None
         if verdict is Verdict.REGISTER_AGAIN:
             slot.renew_registrations()
-            if slot.channel is not None:
-                # As after any error: it may come twice.
-                slot.channel.close()
+        is_after_error = verdict in (Verdict.RUN_AGAIN, Verdict.REGISTER_AGAIN)
+        if is_after_error and slot.channel is not None:
+            # As after any error: it may come twice.
+            slot.channel.close()
         if attempt:
             time.sleep(_FIRST_PAUSE * 2**attempt)
+
+    def _may_replay(self, slot: Slot) -> bool:
+        """A step of a sequence that has run must not run again."""
+        options = None if slot.prepared is None else slot.prepared.options
+        return self._replay and not (options is not None and options.has_sequence)
 
     def _is_drained(self, slot: Slot, deadline: Deadline) -> bool:
         """Wait until the server has let go of a lost slot; False if it cannot be told.
 
         A server that is away meanwhile is asked again until the deadline.
         """
+        if not slot.is_shared:
+            # What the server still does ends in its own memory.
+            self._exchange.withdraw(slot)
+            return True
         pause = _FIRST_PAUSE
         while not deadline.has_passed:
             try:
@@ -162,7 +196,13 @@ class BlockingShell:
             undo.pop_all()
         return True
 
-    def make_ready(self, slot: Slot, given: int, deadline: Deadline) -> Channel:
+    def make_ready(
+        self,
+        slot: Slot,
+        given: int,
+        deadline: Deadline,
+        options: RequestOptions | None = None,
+    ) -> Channel:
         """Connect, grow, register and prepare what the slot lacks.
 
         Raises `InferTimeout` if no time is left, and `PoolClosed` if the session closed
@@ -176,16 +216,21 @@ class BlockingShell:
                 timeout=deadline.limit,
             )
         channel = slot.channel
-        if channel is None or not channel.is_quiet:
+        if channel is None or not channel.is_quiet or repeats_id(slot, options):
             if channel is not None:
                 channel.close()
             channel = slot.channel = self._calls.connect(deadline)
-        for tensor, nbytes in self._exchange.outgrown(slot, given):
+        for tensor, nbytes in self._exchange.building.outgrown(slot, given):
             self._memory.grow(slot, tensor, nbytes)
         if slot.obsolete or any(slot.unregistered()):
             channel = self._register_again(slot, channel, deadline)
-        if slot.prepared is None or slot.prepared.given != given:
-            self._exchange.prepare(slot, given)
+        prepared = slot.prepared
+        if (
+            prepared is None
+            or prepared.given != given
+            or prepared.options is not options
+        ):
+            self._exchange.prepare(slot, given, options)
         return channel
 
     def _register_again(
@@ -206,3 +251,26 @@ class BlockingShell:
 
     def __repr__(self) -> str:
         return f"<BlockingShell over {self._calls!r}>"
+
+
+def _parts(request: bytes, lanes: Sequence[Tensor]) -> list[bytes | memoryview]:
+    """A request and the inputs that go behind it."""
+    parts: list[bytes | memoryview] = [request]
+    parts += [tensor.content.data for tensor in lanes]
+    return parts
+
+
+def _gave_up(verdict: Verdict) -> ShmlaneError:
+    """The error after as many tries as there are."""
+    if verdict is Verdict.RUN_AGAIN:
+        return InferFailed(
+            f"gave up after {len(_ATTEMPTS)} runs of the model: its outputs grew with"
+            " each.",
+            hint="Declare their largest shapes: outputs={name: shape}.",
+        )
+    return ServerUnreachable(
+        f"gave up after {len(_ATTEMPTS)} tries: the connection was dead each time, or"
+        " the server did not know the memory just registered.",
+        hint="Is the server restarting, or does another client unregister everybody's"
+        " shared memory?",
+    )

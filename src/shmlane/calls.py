@@ -78,7 +78,7 @@ class ServerCalls:
 
         It still may where it does not answer in time, or works on a request.
         """
-        if not slots:
+        if not any(slot.is_shared for slot in slots):
             return True
         deadline = Deadline(self._settings.timeouts.connect)
         with contextlib.suppress(ShmlaneError):

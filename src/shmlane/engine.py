@@ -10,10 +10,17 @@ import contextlib
 import functools
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection
 
 from .blocking import BlockingShell
 from .calls import ServerCalls
+from .errors import (
+    AccessRestricted,
+    RegionError,
+    SharedMemoryDisabled,
+    WireFallback,
+)
 from .exchange import Exchange
 from .inventory import clean_up
 from .layout import SlotLayout
@@ -28,6 +35,8 @@ from .timing import Deadline
 
 _CLOSE_PAUSE = 0.002
 _CLEAN_LIMIT = 0.5
+# Frames from the warning to whoever opens the session.
+_CALLER = 5
 
 
 class Engine:
@@ -47,7 +56,8 @@ class Engine:
         session: Callable[[], object],
     ) -> None:
         slots = memory.make_slots(settings.slots)
-        exchange = Exchange(settings.requests, metadata)
+        exchange = Exchange(settings.requests, metadata, rerun=settings.rerun)
+        self._exchange = exchange
         self.metadata = metadata
         self.memory = memory
         self.shell = BlockingShell(
@@ -75,8 +85,27 @@ class Engine:
     @classmethod
     def open(cls, settings: Settings, *, session: Callable[[], object]) -> Engine:
         """Ask for the model, make the memory, register it; on error nothing stays."""
-        headers = {settings.url: settings.connection.headers}
-        clean_up(limit=_CLEAN_LIMIT, headers=headers, only=settings.url)
+        if settings.memory != "auto":
+            return cls._open(settings, session, is_shared=settings.memory == "system")
+        try:
+            return cls._open(settings, session, is_shared=True)
+        except (RegionError, SharedMemoryDisabled, AccessRestricted) as error:
+            engine = cls._open(settings, session, is_shared=False)
+            warnings.warn(
+                f"session for {settings.model!r}: tensors go over the wire, because"
+                f" {error}",
+                WireFallback,
+                stacklevel=_CALLER,
+            )
+            return engine
+
+    @classmethod
+    def _open(
+        cls, settings: Settings, session: Callable[[], object], *, is_shared: bool
+    ) -> Engine:
+        if is_shared:
+            headers = {settings.url: settings.connection.headers}
+            clean_up(limit=_CLEAN_LIMIT, headers=headers, only=settings.url)
         calls = ServerCalls(settings)
         deadline = Deadline(settings.timeouts.infer)
         with contextlib.ExitStack() as undo:
@@ -91,17 +120,27 @@ class Engine:
                 options=settings.region,
                 server=settings.url,
                 model=settings.model,
+                is_shared=is_shared,
             )
             undo.callback(memory.close)
             engine = cls(settings, calls, metadata, memory, session=session)
             slots = engine.pool.slots
             undo.callback(engine._end, slots, channel)
             for slot in slots:
-                calls.register(slot, channel, deadline)
+                if slot.is_shared:
+                    calls.register(slot, channel, deadline)
             # The slot that is handed out first inherits the connection.
             slots[0].channel = channel
             undo.pop_all()
         return engine
+
+    # --- use --------------------------------------------------------------------------
+
+    def drop(self, slot: Slot) -> None:
+        """Give up a request over the wire: what the server still does harms nobody."""
+        if slot.channel is not None:
+            slot.channel.close()
+        self._exchange.withdraw(slot)
 
     # --- telling ----------------------------------------------------------------------
 
@@ -122,6 +161,7 @@ class Engine:
             connections=self._calls.connections,
             registrations=self._calls.registrations,
             retries=self.shell.retries,
+            reruns=self.shell.reruns,
         )
 
     # --- closing ----------------------------------------------------------------------

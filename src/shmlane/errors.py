@@ -176,6 +176,10 @@ class InferFailed(ServerError):
     """The server refused or failed the inference; output content is undefined."""
 
 
+class WireFallback(UserWarning):
+    """Tensors go over the wire, because shared memory cannot be used; it says why."""
+
+
 # --- a server that runs on this machine ---------------------------------------------
 
 

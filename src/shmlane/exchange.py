@@ -10,6 +10,7 @@ only: on a complete reply of Triton's to that very request, or when it did not l
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -17,7 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from . import elements
 from .control import refusal, server_text
+from .datatypes import BYTES
 from .errors import (
     InferFailed,
     ModelNotReady,
@@ -25,13 +28,15 @@ from .errors import (
     RequestLost,
     ServerError,
 )
-from .metadata import Array, ModelMetadata, Shape
+from .metadata import Array, ModelMetadata
+from .options import RequestOptions
 from .replies import HttpReply, InferReply, OutputReply
+from .requests import RequestBuilding
 from .slots import Prepared, Slot
 from .tensors import Tensor
-from .wire import HttpRequests, TensorRef
+from .wire import HttpRequests
 
-_REQUEST_ID = re.compile(r"\[request id: ([^\]]*)\] ")
+_REQUEST_ID = "[request id: "
 _TOO_SMALL = re.compile(r"for output '([^']+)' \((\d+) bytes\).* at least (\d+) bytes")
 
 
@@ -41,51 +46,39 @@ class Verdict(Enum):
     SEND_AGAIN = "the connection was dead"
     REGISTER_AGAIN = "the server did not know the registration"
     REPLAY = "the request was lost, and the server has let go of its memory"
+    RUN_AGAIN = "an output did not fit, and the caller lets the model run twice"
 
 
 class Answer(NamedTuple):
-    """A successful inference: the checked reply, and arrays of outputs on the wire."""
+    """A successful inference: the checked reply, and arrays of outputs on the wire.
+
+    request_id: the caller's own, "" if there was none.
+    """
 
     reply: InferReply
     wire: Mapping[str, Array]
+    request_id: str = ""
 
 
 class Exchange:
-    """The decisions of one session: one server, one model."""
+    """The decisions of one session: one server, one model.
 
-    def __init__(self, requests: HttpRequests, metadata: ModelMetadata) -> None:
+    rerun: whether the model may run again for one call, because an output did not fit.
+    """
+
+    def __init__(
+        self, requests: HttpRequests, metadata: ModelMetadata, *, rerun: bool = False
+    ) -> None:
         self.requests = requests
         self.metadata = metadata
+        self.rerun = rerun
+        self.building = RequestBuilding(requests, rerun=rerun)
 
-    def prepare(self, slot: Slot, given: int) -> None:
+    def prepare(
+        self, slot: Slot, given: int, options: RequestOptions | None = None
+    ) -> None:
         """Build both requests for the current shapes; `given` has the inputs' bits."""
-        inputs = [
-            _reference(tensor, tensor.shape)
-            for tensor in slot.inputs.values()
-            if tensor.bit & given
-        ]
-        batch = _batch(slot, given)
-        outputs = [
-            _reference(tensor, _output_shape(tensor, batch), capacity=True)
-            for tensor in slot.outputs.values()
-        ]
-        first = self.requests.infer("0", inputs, outputs)
-        second = self.requests.infer("1", inputs, outputs)
-        wire = frozenset(output.name for output in outputs if not output.region)
-        slot.prepared = Prepared((first, second), given=given, wire=wire)
-
-    @staticmethod
-    def outgrown(slot: Slot, given: int) -> list[tuple[Tensor, int]]:
-        """Outputs whose block is too small for this batch, and the bytes they need."""
-        batch = _batch(slot, given)
-        sizes = [
-            (tensor, tensor.spec.nbytes(shape))
-            for tensor in slot.outputs.values()
-            if (shape := _output_shape(tensor, batch)) is not None
-        ]
-        return [
-            (tensor, nbytes) for tensor, nbytes in sizes if nbytes > tensor.capacity
-        ]
+        self.building.prepare(slot, given, options)
 
     @staticmethod
     def begin(slot: Slot) -> bytes:
@@ -95,6 +88,8 @@ class Exchange:
         slot.turn = turn = slot.turn ^ 1
         slot.record[0] = 1
         slot.server_hold = True
+        if prepared.options is not None:
+            _use_up(slot, prepared, prepared.options)
         return prepared.requests[turn]
 
     @staticmethod
@@ -128,31 +123,44 @@ class Exchange:
         if not reply.is_from_triton:
             raise _not_tritons(reply)
         if reply.status != 200:
-            _check_request_id(reply, slot.turn)
-            self.withdraw(slot)
-            if _has_lost_region(reply):
-                return Verdict.REGISTER_AGAIN
-            raise self._failure(reply)
+            return self._refused(slot, reply)
         answer = InferReply.parse(reply)
         prepared = slot.prepared
         assert prepared is not None
-        model = self.metadata.name
-        if answer.request_id != str(slot.turn) or answer.model_name != model:
+        model, sent = self.metadata.name, prepared.ids[slot.turn]
+        if answer.request_id != sent or answer.model_name != model:
             raise ProtocolError(
                 f"the reply belongs to another request: id {answer.request_id!r} of"
-                f" {answer.model_name!r}, sent was id {slot.turn} to {model!r}."
+                f" {answer.model_name!r}, sent was id {sent!r} to {model!r}."
             )
         try:
             wire = _take_outputs(slot, prepared, answer)
+            self.building.learn(slot, prepared, answer)
         finally:
             self.withdraw(slot)
-        accepted = Answer(answer, wire)
+        options = prepared.options
+        accepted = Answer(answer, wire, options.id if options else "")
         # The head alone would pass for any reply of the same length; and a connection
         # that ends with its reply is closed only if the reply is read.
         is_whole = reply.keep_alive and raw.endswith(b"\r\n\r\n" + reply.body)
         known = raw if is_whole and not wire else b""
         prepared.remember(slot.turn, known, accepted)
         return accepted
+
+    def _refused(self, slot: Slot, reply: HttpReply) -> Verdict:
+        """What to do after an error of Triton's; raises what is to be told."""
+        prepared = slot.prepared
+        assert prepared is not None
+        _check_request_id(reply, prepared.ids[slot.turn])
+        self.withdraw(slot)
+        if _has_lost_region(reply):
+            return Verdict.REGISTER_AGAIN
+        if match := _TOO_SMALL.search(server_text(reply)):
+            self.building.note_size(prepared, match[1], int(match[3]))
+            options = prepared.options
+            if self.rerun and not (options and options.has_sequence):
+                return Verdict.RUN_AGAIN
+        raise self._failure(reply)
 
     def _failure(self, reply: HttpReply) -> ServerError:
         """The error for a refusal or failure of the inference."""
@@ -181,53 +189,26 @@ class Exchange:
         )
 
 
-def _check_request_id(reply: HttpReply, turn: int) -> None:
+def _use_up(slot: Slot, prepared: Prepared, options: RequestOptions) -> None:
+    """A request with the caller's own id is sent once."""
+    slot.own_id = options.id
+    if options.id:
+        prepared.spoil()
+
+
+def _check_request_id(reply: HttpReply, sent: str) -> None:
     """Errors found while a request runs begin with its id; others name none."""
-    match = _REQUEST_ID.match(reply.error_text or "")
-    if match is not None and match[1] != str(turn):
+    text = reply.error_text or ""
+    if text.startswith(_REQUEST_ID) and not text.startswith(f"{_REQUEST_ID}{sent}] "):
         raise ProtocolError(
-            f"the error belongs to another request: id {match[1]!r}, sent was id"
-            f" {turn}."
+            f"the error belongs to another request: {text[:80]!r}, sent was id"
+            f" {sent!r}."
         )
 
 
 def _has_lost_region(reply: HttpReply) -> bool:
     """Found before the model runs, so sending again is always safe (protocol v2)."""
     return server_text(reply).startswith("Unable to find shared memory region")
-
-
-def _batch(slot: Slot, given: int) -> int:
-    """Requests of one batching model have one first dimension in common."""
-    for tensor in slot.inputs.values():
-        if tensor.bit & given and tensor.shape:
-            return tensor.shape[0]
-    return 1
-
-
-def _output_shape(tensor: Tensor, batch: int) -> Shape | None:
-    """The largest shape that this output can have in a request of that batch size."""
-    spec = tensor.spec
-    if spec.is_fixed:
-        return spec.shape
-    if spec.is_fixed_but_for_batch:
-        return (batch, *spec.shape[1:])
-    return tensor.default
-
-
-def _reference(
-    tensor: Tensor, shape: Shape | None, *, capacity: bool = False
-) -> TensorRef:
-    """Where a tensor lies; without a region what is empty or may not fit."""
-    nbytes = 0 if shape is None else tensor.spec.nbytes(shape)
-    fits = 0 < nbytes <= tensor.capacity
-    return TensorRef(
-        tensor.name,
-        tensor.spec.datatype,
-        shape or (),
-        tensor.registration.name if fits else "",
-        tensor.offset,
-        tensor.capacity if capacity else nbytes,
-    )
 
 
 def _take_outputs(
@@ -244,11 +225,13 @@ def _take_outputs(
                 f" for; it sent: {', '.join(came) or 'none'}.",
                 output=tensor.name,
             )
-        _check_output(tensor, output, on_wire=tensor.name in prepared.wire)
+        classes = _classes(prepared, tensor)
+        _check_output(tensor, output, prepared, classes=classes)
         try:
             if output.data is not None:
-                flat = np.frombuffer(output.data, tensor.spec.dtype)
-                wire[tensor.name] = flat.reshape(output.shape)
+                wire[tensor.name] = _array(tensor, output, classes=classes)
+            elif tensor.spec.is_bytes:
+                tensor.shape = output.shape
             elif output.shape != tensor.shape:
                 # Replies known by their bytes stand for the shapes of their time. They
                 # go first: Ctrl-C in between must not leave one that does not fit.
@@ -259,15 +242,39 @@ def _take_outputs(
     return wire
 
 
-def _check_output(tensor: Tensor, output: OutputReply, *, on_wire: bool) -> None:
+def _classes(prepared: Prepared, tensor: Tensor) -> int:
+    """How many classes were asked for in the place of this output."""
+    options = prepared.options
+    return options.classification.get(tensor.name, 0) if options else 0
+
+
+def _array(tensor: Tensor, output: OutputReply, *, classes: int) -> Array:
+    """The array of an output that came over the wire."""
+    data = output.data
+    assert data is not None
+    if classes or tensor.spec.is_bytes:
+        return elements.decode(data, output.shape)
+    dtype = tensor.spec.dtype
+    flat = np.frombuffer(data, dtype)
+    # What lies crooked in the reply is slow, and not for everybody to read.
+    return (flat if flat.flags.aligned else flat.copy()).reshape(output.shape)
+
+
+def _check_output(
+    tensor: Tensor, output: OutputReply, prepared: Prepared, *, classes: int
+) -> None:
     """Refuse bytes that are not there, or not what the reply says they are."""
-    nbytes = tensor.spec.nbytes(output.shape)
-    if output.data is not None:
-        place, fits = len(output.data), nbytes == len(output.data)
-    else:
-        place = 0 if on_wire else tensor.capacity
+    wanted = BYTES if classes else tensor.spec.datatype
+    room = 0 if tensor.name in prepared.wire else tensor.capacity
+    place = room if output.data is None else len(output.data)
+    if wanted == BYTES:
+        # Each element has its length in front of it. They are read when asked for.
+        nbytes = 4 * math.prod(output.shape)
         fits = nbytes <= place
-    if not fits or output.datatype != tensor.spec.datatype:
+    else:
+        nbytes = tensor.spec.nbytes(output.shape)
+        fits = nbytes <= place if output.data is None else nbytes == place
+    if not fits or output.datatype != wanted:
         reason = f"that does not fit {place} bytes of {tensor.spec!r}"
         raise _misfit(tensor, output, reason)
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from .elements import Elements, decode
 from .errors import (
     InputMissing,
     LeaseBusy,
@@ -23,8 +24,9 @@ from .errors import (
     UsageError,
 )
 from .exchange import Answer
-from .metadata import Array, unknown_tensor
+from .metadata import Array, Shape, unknown_tensor
 from .slots import Holder, Slot
+from .sources import as_array
 from .tensors import Tensor
 
 Self = TypeVar("Self", bound="BaseLease")
@@ -64,6 +66,9 @@ class Result(Mapping[str, Array]):
             raise unknown_tensor(slot.outputs, name, "output") from None
         if self._answer.wire and name in self._answer.wire:
             return self._answer.wire[name]
+        if tensor.spec.is_bytes:
+            assert tensor.shape is not None
+            return decode(tensor.root.data, tensor.shape)
         view: Array = tensor.array[...]
         return view
 
@@ -81,6 +86,11 @@ class Result(Mapping[str, Array]):
     def model_version(self) -> str:
         """The version that answered."""
         return self._answer.reply.model_version
+
+    @property
+    def request_id(self) -> str:
+        """The id that the caller gave the request, "" if none."""
+        return self._answer.request_id
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -131,6 +141,8 @@ class BaseLease(Holder):
             raise unknown_tensor(slot.inputs, name, "input") from None
         given = self._given
         if not given & tensor.bit:
+            if tensor.spec.is_bytes:
+                raise _no_view(tensor)
             if tensor.shape != tensor.default:
                 self._take_default(slot, tensor)
             elif tensor.shape is None:
@@ -158,6 +170,8 @@ class BaseLease(Holder):
         if slot is None or slot.server_hold:
             raise self._unusable(slot)
         tensor = self._input(slot, name)
+        if tensor.spec.is_bytes:
+            raise _no_view(tensor)
         # The shape that it has needs no check.
         if type(shape) is not tuple or shape != tensor.shape:
             self._reshape(slot, tensor, shape)
@@ -168,33 +182,63 @@ class BaseLease(Holder):
     def write(self, name: str, array: Any, *, cast: bool = False) -> None:
         """Copy `array` into the input `name`, in one pass, whatever its strides.
 
-        Its datatype must be the input's unless `cast` allows any conversion that NumPy
-        knows. Raises `TensorMismatch` before anything is written, or where a value
-        cannot be converted: the input then counts as not given.
+        Takes arrays of any kind that lie in this machine's memory, lists and scalars;
+        for BYTES, text and bytes. The datatype must be the input's unless `cast` allows
+        any conversion that NumPy knows. Raises `TensorMismatch` before anything is
+        written, or where a value cannot be converted: the input then counts as not
+        given. The interpreter is free for other threads while it copies.
         """
         slot = self._slot
         if slot is None or slot.server_hold:
             raise self._unusable(slot)
         tensor = self._input(slot, name)
-        source = np.asarray(array)
-        if source.dtype != tensor.spec.dtype and not cast:
-            raise TensorMismatch(
-                f"input {name!r} takes {tensor.spec.datatype} ({tensor.spec.dtype}),"
-                f" given was {source.dtype}.",
-                hint="Convert it, or allow it with cast=True.",
-                tensor=name,
-                given=str(source.dtype),
-            )
-        view = self.view(name, source.shape)
-        # Whatever ends the copy early, what is half written is not sent.
+        # Whatever ends this early, what is half written is not sent.
         self._given &= ~tensor.bit
+        if tensor.spec.is_bytes:
+            self._write_elements(slot, tensor, array, cast=cast)
+        else:
+            self._fill(slot, tensor, _source(tensor, array, cast=cast))
+        self._given |= tensor.bit
+
+    def _fill(self, slot: Slot, tensor: Tensor, source: Array) -> None:
+        shape = _filled_shape(tensor, source)
+        view = self.view(tensor.name, shape)
         try:
             np.copyto(view, source, casting="unsafe")
         except (TypeError, ValueError) as error:
+            self._given &= ~tensor.bit
             raise TensorMismatch(
-                f"input {name!r} cannot take what was given: {error}.", tensor=name
+                f"input {tensor.name!r} cannot take what was given: {error}.",
+                tensor=tensor.name,
             ) from error
-        self._given |= tensor.bit
+
+    def _write_elements(
+        self, slot: Slot, tensor: Tensor, source: Any, *, cast: bool
+    ) -> None:
+        elements = Elements.of(source, name=tensor.name, cast=cast)
+        shape = tensor.spec.check_shape(elements.shape)
+        if elements.nbytes > tensor.capacity:
+            self._host._grow(slot, tensor, elements.nbytes)
+        if (shape, elements.nbytes) != (tensor.shape, tensor.nbytes):
+            slot.reshape_elements(tensor, shape, elements.nbytes)
+        elements.write_into(tensor.root.data[: elements.nbytes])
+
+    def _lend(self, name: str, array: Any, *, cast: bool) -> None:
+        """As `write`, but send the caller's own memory where that can be done.
+
+        Only for callers who wait for the reply: the array must not change until then.
+        """
+        slot = self._slot
+        if slot is not None and not slot.is_shared and not slot.server_hold:
+            tensor = self._input(slot, name)
+            if not tensor.spec.is_bytes:
+                array = _source(tensor, array, cast=cast)
+                if array.dtype == tensor.spec.dtype and array.flags.c_contiguous:
+                    shape = tensor.spec.check_shape(_filled_shape(tensor, array))
+                    slot.lend(tensor, array, shape)
+                    self._given |= tensor.bit
+                    return
+        self.write(name, array, cast=cast)
 
     def release(self) -> None:
         """Give the slot back; doing so again does nothing.
@@ -293,6 +337,31 @@ def _expired() -> LeaseExpired:
     return LeaseExpired(
         "this result has expired: its slot may serve another caller by now.",
         hint="Use it in its with block, before the next infer; .copy() outlives it.",
+    )
+
+
+def _source(tensor: Tensor, given: Any, *, cast: bool) -> Array:
+    spec = tensor.spec
+    return as_array(
+        given, spec.dtype, name=spec.name, datatype=spec.datatype, cast=cast
+    )
+
+
+def _filled_shape(tensor: Tensor, source: Array) -> Shape:
+    """The shape that the input takes; one number fills a tensor of one element."""
+    shape: Shape = source.shape
+    spec = tensor.spec
+    if not shape and spec.shape and all(size in (1, -1) for size in spec.shape):
+        return (1,) * len(spec.shape)
+    return shape
+
+
+def _no_view(tensor: Tensor) -> UsageError:
+    return UsageError(
+        f"input {tensor.name!r} is BYTES: its elements have no fixed place in memory"
+        " that could be viewed.",
+        hint=f"Give them with lease.write({tensor.name!r}, array).",
+        tensor=tensor.name,
     )
 
 

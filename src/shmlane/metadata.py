@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .datatypes import BYTES, DTYPES
 from .errors import ProtocolError, TensorMismatch, UnknownTensor, UsageError
 
 T = TypeVar("T")
@@ -24,24 +25,6 @@ Array = npt.NDArray[Any]
 
 # Characters of a malformed answer that an error repeats.
 _SHOWN = 80
-
-# KServe v2 datatypes that have a NumPy type of the same memory format.
-DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {
-        "BOOL": np.dtype(np.bool_),
-        "UINT8": np.dtype(np.uint8),
-        "UINT16": np.dtype(np.uint16),
-        "UINT32": np.dtype(np.uint32),
-        "UINT64": np.dtype(np.uint64),
-        "INT8": np.dtype(np.int8),
-        "INT16": np.dtype(np.int16),
-        "INT32": np.dtype(np.int32),
-        "INT64": np.dtype(np.int64),
-        "FP16": np.dtype(np.float16),
-        "FP32": np.dtype(np.float32),
-        "FP64": np.dtype(np.float64),
-    }
-)
 
 _JSON_KINDS: Mapping[type, str] = MappingProxyType(
     {
@@ -90,14 +73,16 @@ class TensorSpec:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The NumPy type; `UsageError` for a datatype that cannot be moved yet."""
+        """The NumPy type, object for BYTES; `UsageError` for an unknown datatype."""
+        if self.is_bytes:
+            return np.dtype(object)
         try:
             return DTYPES[self.datatype]
         except KeyError:
             raise UsageError(
                 f"tensor {self.name!r} has datatype {self.datatype}, which shmlane"
-                " cannot move yet.",
-                hint=f"Datatypes it moves: {', '.join(DTYPES)}.",
+                " does not know.",
+                hint=f"Datatypes it moves: {', '.join([*DTYPES, BYTES])}.",
                 tensor=self.name,
                 datatype=self.datatype,
             ) from None
@@ -105,7 +90,7 @@ class TensorSpec:
     @property
     def is_bytes(self) -> bool:
         """Whether the elements are strings of bytes, each as long as it likes."""
-        return self.datatype == "BYTES"
+        return self.datatype == BYTES
 
     @property
     def is_fixed(self) -> bool:
@@ -165,7 +150,7 @@ class TensorSpec:
         return ""
 
     def nbytes(self, shape: Shape) -> int:
-        """Bytes of a tensor of that shape."""
+        """Bytes of a tensor of that shape; not for BYTES, which no shape tells."""
         return math.prod(shape) * self.dtype.itemsize
 
     def __repr__(self) -> str:

@@ -133,10 +133,6 @@ class RequestOptions:
             return ""
         return f'"parameters":{json.dumps(content, separators=(",", ":"))}'
 
-    def header_lines(self) -> str:
-        """Complete lines for the head of the request, "" if there are none."""
-        return "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-
     def check_outputs(self, outputs: Mapping[str, TensorSpec]) -> None:
         """Raise unless `outputs`, those asked for, can be classified as wanted.
 

@@ -26,9 +26,11 @@ from .errors import (
     ShmlaneError,
     UsageError,
 )
+from .layout import Sizes
 from .leases import BaseLease, Result
 from .lifetimes import look_after
 from .metadata import Array, ModelMetadata
+from .options import RequestOptions
 from .regions import RegionOptions
 from .settings import Settings
 from .slots import Holder, Slot
@@ -53,10 +55,13 @@ class Lease(BaseLease):
     __slots__ = ()
     _host: Session
 
-    def infer(self, *, timeout: Timeout = DEFAULT) -> Result:
+    def infer(
+        self, *, timeout: Timeout = DEFAULT, options: RequestOptions | None = None
+    ) -> Result:
         """Send the inputs that were filled in this lease and wait for the outputs.
 
         timeout: seconds for this call, `Timeouts.infer` if not given, None for ever.
+        options: what the request asks for beside its tensors.
         A second call sends the same inputs again unless they were changed; the earlier
         Result expires. Raises `InputMissing`, `InferTimeout`, `RequestLost`,
         `ServerUnreachable`, `ModelNotReady`, `InferFailed`. After each of them the
@@ -73,7 +78,7 @@ class Lease(BaseLease):
         limit = host._timeouts.infer if timeout is DEFAULT else _limit(timeout)
         # Whatever was read before expires, also if this fails.
         slot.epoch = epoch = slot.epoch + 1
-        return Result(slot, epoch, engine.shell.infer(slot, given, limit))
+        return Result(slot, epoch, engine.shell.infer(slot, given, limit, options))
 
 
 class Session:
@@ -82,9 +87,16 @@ class Session:
     url: `host:port`, `http://host:port`, or `unix:///path/http.sock`.
     slots: how many requests can be prepared or in flight at once; each has its memory
         and its connection.
-    shapes: largest shape of inputs whose dimensions the model leaves open.
-    outputs: names of the outputs wanted (all if None), or their largest shapes by name.
-        Outputs of unknown size come over the wire.
+    memory: "system" for shared memory; "wire" to send tensors with the requests, as to
+        a server on another machine; "auto" for shared memory where the server sees it,
+        else the wire, with one `WireFallback` warning that says why.
+    shapes: largest shape of inputs whose dimensions the model leaves open; for BYTES
+        the most bytes, 4 for each element included. Without it they grow as needed.
+    outputs: names of the outputs wanted (all if None), or their largest shapes (BYTES:
+        bytes) by name. An output of unknown size comes over the wire, until a call with
+        inputs of these shapes has told its size.
+    rerun: where an output did not fit its block after all, run the model once more
+        instead of `InferFailed`. Never done within a sequence.
 
     Construction does nothing; `open`, `with` or the first use does. Thread-safe, but a
     lease belongs to one thread at a time. An open session cannot be used in a forked
@@ -98,8 +110,10 @@ class Session:
         *,
         version: str = "",
         slots: int = 4,
-        shapes: Mapping[str, Iterable[int]] | None = None,
-        outputs: Iterable[str] | Mapping[str, Iterable[int]] | None = None,
+        memory: str = "system",
+        shapes: Sizes | None = None,
+        outputs: Iterable[str] | Sizes | None = None,
+        rerun: bool = False,
         connection: Connection | None = None,
         timeouts: Timeouts | None = None,
         region: RegionOptions | None = None,
@@ -111,8 +125,10 @@ class Session:
             model,
             version=version,
             slots=slots,
+            memory=memory,
             shapes=shapes,
             outputs=outputs,
+            rerun=rerun,
             connection=connection,
             timeouts=timeouts,
             region=region,
@@ -237,12 +253,15 @@ class Session:
         *,
         timeout: Timeout = DEFAULT,
         cast: bool = False,
+        options: RequestOptions | None = None,
     ) -> dict[str, Array]:
         """The short form: copy inputs in, infer, copy outputs out.
 
         timeout: seconds for all of it, waiting for a slot included; if not given, the
         session's limits hold for each part. cast: allow any conversion of datatypes
-        that NumPy knows. Raises what `lease`, `write` and `Lease.infer` raise.
+        that NumPy knows. options: see `Lease.infer`. Over the wire, contiguous arrays
+        are sent from where they lie. Raises what `lease`, `write` and `Lease.infer`
+        raise.
         """
         if not isinstance(inputs, Mapping):
             raise UsageError(
@@ -253,9 +272,9 @@ class Session:
             timeout=DEFAULT if deadline is None else deadline.remaining
         ) as lease:
             for name, array in inputs.items():
-                lease.write(name, array, cast=cast)
+                lease._lend(name, array, cast=cast)
             left = DEFAULT if deadline is None else deadline.remaining
-            return lease.infer(timeout=left).copy()
+            return lease.infer(timeout=left, options=options).copy()
 
     def warmup(self) -> None:
         """Connect every free slot, and run the model once on each with zeros.
@@ -302,8 +321,12 @@ class Session:
         slot.epoch += 1
         slot.leased = False
         engine = self._engine
+        if slot.has_loans:
+            slot.end_loans()
         if engine is None or self._state is _State.FORKED:
             return
+        if slot.server_hold and not slot.is_shared:
+            engine.drop(slot)
         if slot.server_hold:
             engine.receiver.take_over(lease)
         else:

@@ -11,10 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .errors import UsageError
+from .layout import Sizes
 from .regions import RegionOptions
 from .timing import Timeouts
 from .transport import Connection, Endpoint
 from .wire import HttpRequests
+
+# Where tensors lie: in shared memory, in the requests and replies themselves, or in the
+# one if the server sees it and in the other if not.
+MEMORY = ("system", "wire", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +30,10 @@ class Settings:
     model: str
     version: str
     slots: int
-    shapes: Mapping[str, Iterable[int]] | None
-    outputs: Iterable[str] | Mapping[str, Iterable[int]] | None
+    memory: str
+    shapes: Sizes | None
+    outputs: Iterable[str] | Sizes | None
+    rerun: bool
     connection: Connection
     timeouts: Timeouts
     region: RegionOptions
@@ -41,8 +48,10 @@ class Settings:
         *,
         version: object,
         slots: int,
-        shapes: Mapping[str, Iterable[int]] | None,
-        outputs: Iterable[str] | Mapping[str, Iterable[int]] | None,
+        memory: str,
+        shapes: Sizes | None,
+        outputs: Iterable[str] | Sizes | None,
+        rerun: bool,
         connection: Connection | None,
         timeouts: Timeouts | None,
         region: RegionOptions | None,
@@ -51,6 +60,7 @@ class Settings:
         _check_types(
             url=(url, str),
             model=(model, str),
+            rerun=(rerun, bool),
             shapes=(shapes, Mapping),
             connection=(connection, Connection),
             timeouts=(timeouts, Timeouts),
@@ -64,8 +74,10 @@ class Settings:
             # A number is what most people write.
             version=str(version),
             slots=_checked_count(slots),
+            memory=_checked_memory(memory),
             shapes=shapes,
             outputs=outputs,
+            rerun=rerun,
             connection=connection,
             timeouts=timeouts or Timeouts(),
             region=region or RegionOptions(),
@@ -88,6 +100,15 @@ def _check_types(**arguments: tuple[object, type]) -> None:
                 f"{name}={value!r} must be a {wanted.__name__}, not a"
                 f" {type(value).__name__}."
             )
+
+
+def _checked_memory(memory: str) -> str:
+    if memory in MEMORY:
+        return memory
+    hint = "CUDA memory is not offered yet." if str(memory).startswith("cuda") else ""
+    raise UsageError(
+        f"memory={memory!r}: allowed are {', '.join(map(repr, MEMORY))}.", hint=hint
+    )
 
 
 def _checked_count(slots: int) -> int:

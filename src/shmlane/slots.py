@@ -8,7 +8,7 @@ choose between slots. One slot belongs to one lease at a time; nothing here lock
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from sys import getrefcount
 from typing import Any, Protocol, TypeVar
@@ -16,7 +16,9 @@ from typing import Any, Protocol, TypeVar
 from .header import RegionHeader
 from .layout import SlotLayout
 from .metadata import Array, Shape
+from .options import RequestOptions
 from .replies import HttpReply
+from .sizes import Key
 from .tensors import COUNTS_ARE_EXACT, NOTHING, Memory, Registration, Tensor
 from .timing import Deadline
 
@@ -51,6 +53,9 @@ class Channel(Protocol):
     @property
     def is_quiet(self) -> bool: ...
     def send(self, request: bytes) -> bool: ...
+    def send_parts(
+        self, parts: Sequence[bytes | memoryview], deadline: Deadline
+    ) -> bool: ...
     def receive(self, timeout: float | None) -> bytes: ...
     def feed(self, data: bytes) -> HttpReply | None: ...
     def finish(self, data: bytes, deadline: Deadline) -> HttpReply: ...
@@ -90,18 +95,49 @@ class Prepared:
 
     A reply equal to the last checked one of the same id needs no parsing. Two ids,
     because a reply that something in between sent twice would otherwise pass for the
-    answer to the next request.
+    answer to the next request. A caller's own id stands in both.
+
+    given: bits of the inputs that are sent. lanes: the inputs that go behind the
+    request, over the wire. wire: the outputs that come over it. key: the shapes of the
+    inputs, where sizes of outputs depend on them.
     """
 
-    __slots__ = ("answers", "given", "replies", "requests", "wire")
+    __slots__ = (
+        "__weakref__",
+        "answers",
+        "given",
+        "ids",
+        "key",
+        "lanes",
+        "options",
+        "replies",
+        "requests",
+        "wire",
+    )
 
     def __init__(
-        self, requests: tuple[bytes, bytes], *, given: int, wire: frozenset[str]
+        self,
+        requests: tuple[bytes, bytes],
+        *,
+        given: int,
+        ids: tuple[str, str] = ("0", "1"),
+        options: RequestOptions | None = None,
+        lanes: Sequence[Tensor] = (),
+        wire: frozenset[str] = frozenset(),
+        key: Key | None = None,
     ) -> None:
         self.requests = requests
         self.given = given
+        self.ids = ids
+        self.options = options
+        self.lanes = lanes
         self.wire = wire
+        self.key = key
         self.forget()
+
+    def spoil(self) -> None:
+        """Have another prepared before the next request."""
+        self.given = -1
 
     def remember(self, turn: int, reply: bytes, answer: Any) -> None:
         """`reply` to the request of this turn means `answer`; b"" is never known."""
@@ -121,6 +157,7 @@ class Slot:
         on a complete reply of Triton's or a proven drain.
     leased: somebody's lease is on it. epoch: changes whenever results on it expire.
     turn: which of the two requests was sent last, also before others were prepared.
+    own_id: the caller's own id that was sent last, "" if it was one of ours.
     """
 
     __slots__ = (
@@ -130,12 +167,14 @@ class Slot:
         "epoch",
         "extensions",
         "generation",
+        "has_loans",
         "index",
         "inputs",
         "leased",
         "obsolete",
         "outgrown",
         "outputs",
+        "own_id",
         "prepared",
         "record",
         "registrations",
@@ -155,7 +194,9 @@ class Slot:
         self.renewals = 0
         self.epoch = 0
         self.turn = 0
+        self.own_id = ""
         self.leased = False
+        self.has_loans = False
         self.server_hold = False
         self.channel: Channel | None = None
         self.prepared: Prepared | None = None
@@ -237,10 +278,46 @@ class Slot:
 
     # --- memory and registration ------------------------------------------------------
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the server reads and writes the slot's memory itself."""
+        return bool(self.registrations)
+
     def reshape(self, tensor: Tensor, shape: Shape) -> None:
         """Give `tensor` another shape that fits its block."""
         self.prepared = None
         tensor.reshape(shape)
+
+    def reshape_elements(self, tensor: Tensor, shape: Shape, nbytes: int) -> None:
+        """Give a BYTES `tensor` that shape, and so many bytes of its block."""
+        self.prepared = None
+        tensor.shape = shape
+        tensor.nbytes = nbytes
+
+    def lend(self, tensor: Tensor, array: Array, shape: Shape) -> None:
+        """Send `array` over the wire, as one of that shape, in the place of the block.
+
+        The block keeps its size: nothing of it is looked at meanwhile.
+        """
+        if shape != tensor.shape:
+            self.prepared = None
+        if tensor.lent is None:
+            tensor.own_size = tensor.shape, tensor.nbytes
+        tensor.lent = array
+        tensor.shape = shape
+        tensor.nbytes = array.nbytes
+        self.has_loans = True
+
+    def end_loans(self) -> None:
+        """Let go of callers' arrays; the blocks are what is sent again."""
+        for tensor in self.inputs.values():
+            if tensor.lent is None:
+                continue
+            if tensor.own_size[0] != tensor.shape:
+                self.prepared = None
+            tensor.shape, tensor.nbytes = tensor.own_size
+            tensor.lent = None
+        self.has_loans = False
 
     def extend(
         self, tensor: Tensor, region: Memory, *, offset: int, capacity: int

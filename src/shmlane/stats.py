@@ -21,7 +21,8 @@ class SessionStats:
     free, leased, in_flight, late, lost, pinned: slots by state; they add up to `slots`.
     spare_slots: slots added because views kept the others. waits: leases that waited.
     connections, registrations: made, the first ones included. reregistrations: those of
-    them that replaced a registration. retries: requests sent again. growths: tensors
+    them that replaced a registration. retries: requests sent again; reruns: those of
+    them for which the model ran again, because an output did not fit. growths: tensors
     moved to a larger block. late_replies, drains: slots that came back after their
     caller had left. retired: slots given up because an old server cannot prove that a
     lost request is over. shared_bytes: bytes of all regions.
@@ -40,6 +41,7 @@ class SessionStats:
     registrations: int = 0
     reregistrations: int = 0
     retries: int = 0
+    reruns: int = 0
     growths: int = 0
     late_replies: int = 0
     drains: int = 0
@@ -56,6 +58,7 @@ class SessionStats:
         connections: int,
         registrations: int,
         retries: int,
+        reruns: int,
     ) -> SessionStats:
         counts = pool.counts()
         slots = tuple(pool.slots)
@@ -73,6 +76,7 @@ class SessionStats:
             registrations=registrations,
             reregistrations=sum(slot.renewals for slot in slots),
             retries=retries,
+            reruns=reruns,
             growths=memory.growths,
             late_replies=receiver.late_replies,
             drains=receiver.drains,

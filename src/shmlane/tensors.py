@@ -82,7 +82,7 @@ class Tensor:
     `root` is the one array made over the block. NumPy lets every array derived from it
     refer to it directly, so its reference count tells whether views are alive. `nbytes`
     of it belong to a tensor of `shape`. `lent` is a caller's array that goes over the
-    wire in the place of the block.
+    wire in the place of the block; `own_size` then has the shape and bytes of that.
     """
 
     __slots__ = (
@@ -94,6 +94,7 @@ class Tensor:
         "name",
         "nbytes",
         "offset",
+        "own_size",
         "plan",
         "registration",
         "resting",
@@ -109,6 +110,7 @@ class Tensor:
         self.default = plan.default
         self.bit = bit
         self.lent: Array | None = None
+        self.own_size: tuple[Shape | None, int] = (None, 0)
 
     def bind(self, registration: Registration, offset: int, capacity: int) -> None:
         """Lie at `offset` of the registered region from now on."""
@@ -130,6 +132,8 @@ class Tensor:
     ) -> None:
         # Views of an old root keep the old one and its mapping.
         root = registration.region.array(offset, capacity)
+        # Elements of bytes are written anew in each lease.
+        shape = None if self.spec.is_bytes else shape
         nbytes = 0 if shape is None else self.spec.nbytes(shape)
         array = self._shaped(root, shape, nbytes)
         # Nothing is called in between: Ctrl-C finds all of this done, or nothing.
@@ -153,6 +157,9 @@ class Tensor:
         self.nbytes = nbytes
 
     def _shaped(self, root: Array, shape: Shape | None, nbytes: int) -> Array:
+        if self.spec.is_bytes:
+            # Elements are copied in and out: no array of theirs lies in the block.
+            return root
         flat: Array = root[:nbytes].view(self.spec.dtype)
         return flat if shape is None else flat.reshape(shape)
 

@@ -65,9 +65,9 @@ class HttpRequests:
         self._versioned = self._model
         if version:
             self._versioned += f"/versions/{path_name(version, 'model version')}"
-        lines = [header_line("Host", host)]
-        lines += [callers_header(*each) for each in (headers or {}).items()]
-        self._fixed = "".join(f"{line}\r\n" for line in lines)
+        self._headers = {"host": header_line("Host", host)}
+        self._headers |= _named(headers or {})
+        self._fixed = _lines(self._headers)
 
     def build(
         self,
@@ -75,16 +75,19 @@ class HttpRequests:
         path: str,
         body: str = "",
         *,
-        headers: str = "",
+        headers: Mapping[str, str] | None = None,
         more: int = 0,
     ) -> bytes:
         """The bytes of one request.
 
-        headers: further lines, checked by the caller. more: bytes that will be sent
-        behind the body, as part of it.
+        headers: of this request, in the place of fixed ones of the same name. more:
+        bytes that will be sent behind the body, as part of it.
         """
         data = body.encode()
-        head = f"{method} {path} HTTP/1.1\r\n{self._fixed}{headers}"
+        fixed = self._fixed
+        if headers:
+            fixed = _lines({**self._headers, **_named(headers)})
+        head = f"{method} {path} HTTP/1.1\r\n{fixed}"
         # Without a length the server reads no body and closes (evhtp); GET needs none.
         if method != "GET":
             head += f"Content-Length: {len(data) + more}\r\n"
@@ -128,7 +131,7 @@ class HttpRequests:
         outputs: Sequence[TensorRef],
         *,
         parameters: str = "",
-        headers: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """One inference, as far as the inputs that go behind it over the wire.
 
@@ -176,6 +179,17 @@ def callers_header(name: str, value: str) -> str:
             header=name,
         )
     return header_line(name, value)
+
+
+def _named(headers: Mapping[str, str]) -> dict[str, str]:
+    """A caller's header lines by lower-case name."""
+    return {
+        name.lower(): callers_header(name, value) for name, value in headers.items()
+    }
+
+
+def _lines(headers: Mapping[str, str]) -> str:
+    return "".join(f"{line}\r\n" for line in headers.values())
 
 
 def _region_path(name: str) -> str:

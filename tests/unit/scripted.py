@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import pytest
@@ -215,6 +215,11 @@ class ScriptedChannel:
         if self.is_open:
             self.sent.append(request)
         return self.is_open
+
+    def send_parts(
+        self, parts: Sequence[bytes | memoryview], deadline: Deadline
+    ) -> bool:
+        return self.send(b"".join(parts))
 
     def receive(self, timeout: float | None) -> bytes:
         if not self.events:

@@ -147,29 +147,29 @@ def test_an_output_that_is_always_empty_is_asked_for_on_the_wire(
 def test_an_output_that_grew_with_the_batch_needs_a_larger_block() -> None:
     exchange, slot = prepared_slot(ROWS, shapes={"X": (2, 3)})
     x, total = slot.inputs["X"], slot.outputs["SUM"]
-    assert exchange.outgrown(slot, X) == []
+    assert exchange.building.outgrown(slot, X) == []
     slot.reshape(x, (1, 3))
-    assert exchange.outgrown(slot, X) == []
+    assert exchange.building.outgrown(slot, X) == []
     # Eight rows have not been heard of: their sums need four times the block.
     x.shape = (8, 3)
-    assert exchange.outgrown(slot, X) == [(total, 32)]
+    assert exchange.building.outgrown(slot, X) == [(total, 32)]
     exchange.prepare(slot, X)
     assert asked(exchange, slot)["outputs"][0]["parameters"] == {"binary_data": True}
 
 
 def test_outputs_of_models_that_do_not_batch_never_outgrow_their_block() -> None:
     exchange, slot = open_slot()
-    assert exchange.outgrown(slot, X) == []
+    assert exchange.building.outgrown(slot, X) == []
     exchange, slot = prepared_slot()
-    assert exchange.outgrown(slot, X) == []
+    assert exchange.building.outgrown(slot, X) == []
 
 
 def test_the_batch_is_that_of_the_inputs_given() -> None:
     exchange, slot = prepared_slot(ROWS, MARK, shapes={"X": (8, 3), "MARK": (8, 2)})
     slot.reshape(slot.inputs["MARK"], (2, 2))
     slot.outputs["SUM"].capacity = 8
-    assert exchange.outgrown(slot, MARK) == []
-    assert exchange.outgrown(slot, X) == [(slot.outputs["SUM"], 32)]
+    assert exchange.building.outgrown(slot, MARK) == []
+    assert exchange.building.outgrown(slot, X) == [(slot.outputs["SUM"], 32)]
 
 
 def test_a_model_without_dimensions_or_inputs_has_batches_of_one() -> None:
@@ -178,7 +178,7 @@ def test_a_model_without_dimensions_or_inputs_has_batches_of_one() -> None:
     )
     exchange, slot = prepared_slot(scalar)
     slot.outputs["Y"].capacity = 0
-    assert exchange.outgrown(slot, X) == [(slot.outputs["Y"], 8)]
+    assert exchange.building.outgrown(slot, X) == [(slot.outputs["Y"], 8)]
 
 
 # --- the hold -------------------------------------------------------------------------

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shmlane.datatypes import DTYPES
 from shmlane.errors import RegionError
 from shmlane.header import RegionHeader
 from shmlane.layout import SlotLayout
-from shmlane.metadata import DTYPES, ModelMetadata
+from shmlane.metadata import ModelMetadata
 from shmlane.regions import PAGE_BYTES, Region
 
 Tensor = tuple[str, str, list[int]]

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shmlane.datatypes import DTYPES
 from shmlane.errors import ProtocolError, TensorMismatch, UnknownTensor, UsageError
 from shmlane.layout import SlotLayout
-from shmlane.metadata import DTYPES, ModelMetadata, Shape, TensorSpec, expect, lookup
+from shmlane.metadata import ModelMetadata, Shape, TensorSpec, expect, lookup
 from shmlane.regions import PAGE_BYTES
 
 # The KServe v2 protocol's own table of datatypes and their sizes.

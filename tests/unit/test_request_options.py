@@ -42,7 +42,6 @@ def on_the_wire(options: RequestOptions) -> dict[str, Any]:
 def test_without_options_nothing_is_sent() -> None:
     options = RequestOptions()
     assert options.json_parameters() == ""
-    assert options.header_lines() == ""
     assert not options.has_sequence
     assert repr(options) == "RequestOptions()"
 
@@ -69,7 +68,6 @@ def test_everything_that_is_given_is_sent_under_tritons_names() -> None:
         "sequence_start": True,
         "sequence_end": True,
     }
-    assert options.header_lines() == "traceparent: 00-ab-cd-01\r\nX-Key: k\r\n"
 
 
 @given(
@@ -285,7 +283,6 @@ def test_what_the_caller_changes_afterwards_changes_nothing() -> None:
     headers["Host"] = "elsewhere"
     assert on_the_wire(options) == {"a": 1}
     assert options.classification == {"o": 1}
-    assert options.header_lines() == "X: y\r\n"
     kept: Any = options.parameters
     with pytest.raises(TypeError):
         kept["timeout"] = 1
@@ -297,7 +294,6 @@ def test_a_changed_copy_is_checked_again() -> None:
     options = RequestOptions(sequence_id="s", sequence_start=True, headers={"X": "y"})
     step = dataclasses.replace(options, sequence_start=False, parameters={"a": 1})
     assert on_the_wire(step) == {"a": 1, "sequence_id": "s"}
-    assert step.header_lines() == "X: y\r\n"
     with pytest.raises(UsageError, match="without a sequence"):
         dataclasses.replace(options, sequence_id=0)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from shmlane.datatypes import DTYPES
 from shmlane.errors import UsageError
-from shmlane.metadata import DTYPES
 from shmlane.wire import HttpRequests, TensorRef
 
 HOST = "localhost:8000"

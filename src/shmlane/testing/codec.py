@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..metadata import DTYPES, Array, Shape
+from ..datatypes import DTYPES
+from ..metadata import Array, Shape
 from ..regions import Bytes
 from .http import refused
 from .json_fields import U64, is_integer

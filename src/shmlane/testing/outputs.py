@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..datatypes import DTYPES
 from ..errors import ServerError
-from ..metadata import DTYPES, Array
+from ..metadata import Array
 from .codec import BYTES, datatype_of
 from .http import refused
 from .models import FakeModel

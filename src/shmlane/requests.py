@@ -1,0 +1,211 @@
+"""The requests of a slot: what is sent, and where each output is to lie.
+
+Owns the choice between shared memory and the wire for each tensor, and what was learned
+about outputs whose size the model leaves open. Refuses to judge replies (`exchange`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from .options import RequestOptions
+from .replies import InferReply
+from .sizes import Key, OutputSizes
+from .slots import Prepared, Slot
+from .tensors import Tensor
+from .wire import HttpRequests, TensorRef
+
+
+class RequestBuilding:
+    """Prepares the requests of one session.
+
+    rerun: whether the model may run again for one call, because an output did not fit.
+    """
+
+    def __init__(self, requests: HttpRequests, *, rerun: bool) -> None:
+        self.sizes = OutputSizes()
+        self._requests = requests
+        self._rerun = rerun
+        # Requests that ask for outputs by what is expected of their size.
+        self._hopeful: weakref.WeakSet[Prepared] = weakref.WeakSet()
+
+    def prepare(
+        self, slot: Slot, given: int, options: RequestOptions | None = None
+    ) -> None:
+        """Build both requests for the current shapes; `given` has the inputs' bits."""
+        if options is not None:
+            options.check_outputs(
+                {name: each.spec for name, each in slot.outputs.items()}
+            )
+        sent = [tensor for tensor in slot.inputs.values() if tensor.bit & given]
+        inputs = [_input_reference(tensor) for tensor in sent]
+        key = _key(slot, given)
+        batch = _batch(slot, given)
+        outputs = [
+            self._output_reference(tensor, batch, key, options)
+            for tensor in slot.outputs.values()
+        ]
+        ids = (options.id, options.id) if options and options.id else ("0", "1")
+        first, second = (self._build(id_, inputs, outputs, options) for id_ in ids)
+        slot.prepared = Prepared(
+            (first, second),
+            given=given,
+            ids=ids,
+            options=options,
+            lanes=[
+                tensor
+                for tensor, each in zip(sent, inputs, strict=True)
+                if each.nbytes and not each.region
+            ],
+            wire=frozenset(output.name for output in outputs if not output.region),
+            key=key,
+        )
+        if key is not None:
+            self._hopeful.add(slot.prepared)
+
+    def _build(
+        self,
+        request_id: str,
+        inputs: Sequence[TensorRef],
+        outputs: Sequence[TensorRef],
+        options: RequestOptions | None,
+    ) -> bytes:
+        if options is None:
+            return self._requests.infer(request_id, inputs, outputs)
+        parameters = options.json_parameters()
+        return self._requests.infer(
+            request_id,
+            inputs,
+            outputs,
+            parameters=f"{parameters}," if parameters else "",
+            headers=options.headers,
+        )
+
+    def _output_reference(
+        self,
+        tensor: Tensor,
+        batch: int,
+        key: Key | None,
+        options: RequestOptions | None,
+    ) -> TensorRef:
+        """Where an output is to lie; without a region where it may not fit."""
+        nbytes = self._output_nbytes(tensor, batch, key)
+        classes = options.classification.get(tensor.name, 0) if options else 0
+        fits = nbytes is not None and 0 < nbytes <= tensor.capacity and not classes
+        # A step of a sequence that did not fit could not be had again.
+        if options is not None and options.has_sequence and _is_open(tensor):
+            fits = False
+        return TensorRef(
+            tensor.name,
+            tensor.spec.datatype,
+            (),
+            tensor.registration.name if fits else "",
+            tensor.offset,
+            tensor.capacity,
+            classes,
+        )
+
+    def _output_nbytes(self, tensor: Tensor, batch: int, key: Key | None) -> int | None:
+        """The most bytes of this output in a request of that batch size and key."""
+        spec = tensor.spec
+        if spec.is_fixed:
+            return spec.nbytes(spec.shape)
+        if spec.is_fixed_but_for_batch:
+            return spec.nbytes((batch, *spec.shape[1:]))
+        # What the caller declared; then what was learned.
+        if tensor.plan.capacity:
+            return max(tensor.plan.capacity, tensor.capacity)
+        if key is None or (spec.is_bytes and not self._rerun):
+            return None
+        return self.sizes.expected(tensor.name, key, rerun=self._rerun)
+
+    def outgrown(self, slot: Slot, given: int) -> list[tuple[Tensor, int]]:
+        """Outputs whose block is too small for such a request, and what they need."""
+        if not slot.is_shared:
+            return []
+        batch, key = _batch(slot, given), _key(slot, given)
+        sizes = [
+            (tensor, self._output_nbytes(tensor, batch, key))
+            for tensor in slot.outputs.values()
+        ]
+        return [
+            (tensor, nbytes)
+            for tensor, nbytes in sizes
+            if nbytes is not None and nbytes > tensor.capacity
+        ]
+
+    def learn(self, slot: Slot, prepared: Prepared, answer: InferReply) -> None:
+        """Remember the sizes of outputs that the model leaves open."""
+        if prepared.key is None:
+            return
+        for output in answer.outputs:
+            tensor = slot.outputs.get(output.name)
+            if tensor is None or not _is_open(tensor):
+                continue
+            nbytes = tensor.nbytes if output.data is None else len(output.data)
+            self.note_size(prepared, output.name, nbytes)
+
+    def note_size(self, prepared: Prepared, output: str, nbytes: int) -> None:
+        """So large was an output, whether it came or did not fit.
+
+        What other slots have prepared by what was expected until now is of no use.
+        """
+        key = prepared.key
+        if key is not None and self.sizes.learn(output, key, nbytes):
+            for other in list(self._hopeful):
+                if other.key == key:
+                    other.spoil()
+
+    def __repr__(self) -> str:
+        return f"<RequestBuilding {self.sizes!r}>"
+
+
+def repeats_id(slot: Slot, options: RequestOptions | None) -> bool:
+    """Whether a late duplicate of the last reply could pass for the next one's.
+
+    Ours take turns. A caller's own is sent as it is, so that it must not meet its
+    like, nor one of ours, on one connection.
+    """
+    own = options.id if options is not None else ""
+    last = {slot.own_id} if slot.own_id else {"0", "1"}
+    if not own and not slot.own_id:
+        return False
+    return bool(last & ({own} if own else {"0", "1"}))
+
+
+def _batch(slot: Slot, given: int) -> int:
+    """Requests of one batching model have one first dimension in common."""
+    for tensor in slot.inputs.values():
+        if tensor.bit & given and tensor.shape:
+            return tensor.shape[0]
+    return 1
+
+
+def _is_open(tensor: Tensor) -> bool:
+    """Whether nothing but replies tells the size of this output."""
+    spec = tensor.spec
+    is_known = spec.is_fixed or spec.is_fixed_but_for_batch
+    return not is_known and not tensor.plan.capacity
+
+
+def _key(slot: Slot, given: int) -> Key | None:
+    """The shapes of the inputs, if sizes of outputs are to be learned by them."""
+    if not any(map(_is_open, slot.outputs.values())):
+        return None
+    return tuple(
+        tensor.shape if tensor.bit & given else None for tensor in slot.inputs.values()
+    )
+
+
+def _input_reference(tensor: Tensor) -> TensorRef:
+    """Where an input lies; without a region if it goes over the wire, or is empty."""
+    is_there = tensor.nbytes > 0 and tensor.lent is None
+    return TensorRef(
+        tensor.name,
+        tensor.spec.datatype,
+        tensor.shape or (),
+        tensor.registration.name if is_there else "",
+        tensor.offset,
+        tensor.nbytes,
+    )
