@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from . import control
 from .calls import ServerCalls
@@ -35,6 +36,24 @@ from .timing import Deadline, in_seconds
 _ATTEMPTS = range(5)
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.25
+_STEP_PAUSE = 0.002
+
+
+class Step(NamedTuple):
+    """One step of a sequence: the slot that it was sent from, and as what."""
+
+    slot: Slot
+    epoch: int
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its caller gave up and no reply has come."""
+        # Releasing the lease changes the epoch once, the next inference once more.
+        return self.slot.server_hold and self.slot.epoch <= self.epoch + 1
+
+    @property
+    def is_over(self) -> bool:
+        return self.slot.epoch > self.epoch and not self.is_pending
 
 
 class BlockingShell:
@@ -59,6 +78,7 @@ class BlockingShell:
         self._exchange = exchange
         self._memory = memory
         self._replay = replay
+        self._steps: dict[int | str, Step] = {}
 
     # --- one inference ----------------------------------------------------------------
 
@@ -72,6 +92,8 @@ class BlockingShell:
         """Send and receive; whatever is raised, the slot's holds tell the truth."""
         # Whoever needs a deadline makes it of these: most calls need none.
         begun = time.monotonic()
+        if options is not None and options.has_sequence:
+            self._await_last_step(slot, options.sequence_id, Deadline(limit, begun))
         for attempt in _ATTEMPTS:
             channel = slot.channel
             prepared = slot.prepared
@@ -137,6 +159,27 @@ class BlockingShell:
             # trusted; or Ctrl-C, after which nobody knows whether a reply was read.
             channel.close()
             raise
+
+    def _await_last_step(
+        self, slot: Slot, sequence: int | str, deadline: Deadline
+    ) -> None:
+        """Let no step of a sequence overtake one whose caller gave up waiting.
+
+        Its reply tells that the server has taken it; then this one is the last step.
+        """
+        last = self._steps.get(sequence)
+        while last is not None and last.is_pending:
+            if deadline.has_passed:
+                raise InferTimeout(
+                    f"the last step of sequence {sequence!r} is still unanswered after"
+                    f" {in_seconds(deadline.limit)}; this one was not sent.",
+                    timeout=deadline.limit,
+                )
+            time.sleep(_STEP_PAUSE)
+        self._steps[sequence] = Step(slot, slot.epoch)
+        # Steps that were answered are of no interest any more.
+        for other in [key for key, step in self._steps.items() if step.is_over]:
+            del self._steps[other]
 
     def _prepare_retry(self, slot: Slot, verdict: Verdict, attempt: int) -> None:
         self.retries += 1

@@ -205,7 +205,7 @@ class BaseLease(Holder):
         view = self.view(tensor.name, shape)
         try:
             np.copyto(view, source, casting="unsafe")
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             self._given &= ~tensor.bit
             raise TensorMismatch(
                 f"input {tensor.name!r} cannot take what was given: {error}.",

@@ -158,7 +158,7 @@ class TensorSpec:
         return f"<{self.name} {self.datatype} {list(self.shape)}{optional}>"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ModelMetadata:
     """What the server says about the model: names, tensors and its own version."""
 
@@ -203,6 +203,19 @@ class ModelMetadata:
             max_batch_size=more.max_batch,
             server_version=server_version,
             decoupled=more.decoupled,
+        )
+
+    def __repr__(self) -> str:
+        tensors = (
+            f"{kind}: {', '.join(map(repr, specs.values()))}"
+            for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs))
+        )
+        versions = ", ".join(self.versions) or "none"
+        batches = f"batches of up to {self.max_batch_size}"
+        return (
+            f"<ModelMetadata {self.name!r} version {versions} on {self.platform},"
+            f" {batches if self.max_batch_size else 'no batching'};"
+            f" {'; '.join(tensors)}>"
         )
 
 

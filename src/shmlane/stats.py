@@ -81,5 +81,5 @@ class SessionStats:
             late_replies=receiver.late_replies,
             drains=receiver.drains,
             retired=receiver.retired,
-            shared_bytes=memory.nbytes,
+            shared_bytes=memory.nbytes if memory.is_shared else 0,
         )
