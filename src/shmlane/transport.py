@@ -168,7 +168,9 @@ class HttpConnection:
         `InferTimeout` leaves the connection as it is, so that a later call can read on;
         `RequestLost` closes it.
         """
-        if not self._poll(_milliseconds(timeout)):
+        # As `_milliseconds`, without a call: each small reply comes by here.
+        limit = None if timeout is None else min(timeout * 1e3, _LONGEST_POLL)
+        if not self._poll(limit):
             raise _timed_out(timeout)
         try:
             data = self._recv(_RECEIVE_BYTES)

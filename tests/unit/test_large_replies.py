@@ -182,6 +182,18 @@ def test_a_large_reply_cut_by_a_time_out_is_read_on_later(
     assert connection.is_quiet
 
 
+def test_a_large_reply_is_not_read_on_behind_the_deadline(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    """However much of it is there: a reply without end would hold the caller."""
+    raw, cut = framed(LARGE[:60_000]), 1000
+    peer.sendall(raw[cut:])
+    assert readable(connection)
+    with pytest.raises(InferTimeout, match=r"no complete reply came within 0 s"):
+        connection.finish(raw[:cut], Deadline(0))
+    assert bytes(by_finish(connection).body) == LARGE[:60_000]
+
+
 @pytest.mark.parametrize("end", [socket.socket.close, reset], ids=["end", "reset"])
 def test_a_large_reply_cut_by_the_end_is_lost(
     connection: HttpConnection,
