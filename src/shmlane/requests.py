@@ -9,12 +9,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
+from .errors import TensorMismatch
 from .options import RequestOptions
 from .replies import InferReply
 from .sizes import Key, OutputSizes
 from .slots import Prepared, Slot
 from .tensors import Tensor
 from .wire import HttpRequests, TensorRef
+
+
+# With room for the JSON in front of it.
+MAX_WIRE_BYTES = (1 << 31) - (1 << 20)
 
 
 class RequestBuilding:
@@ -46,6 +51,7 @@ class RequestBuilding:
             self._output_reference(tensor, batch, key, options)
             for tensor in slot.outputs.values()
         ]
+        _check_wire(inputs)
         ids = (options.id, options.id) if options and options.id else ("0", "1")
         first, second = (self._build(id_, inputs, outputs, options) for id_ in ids)
         slot.prepared = Prepared(
@@ -159,6 +165,22 @@ class RequestBuilding:
 
     def __repr__(self) -> str:
         return f"<RequestBuilding {self.sizes!r}>"
+
+
+def _check_wire(inputs: Sequence[TensorRef]) -> None:
+    """Triton's HTTP frontend reads the length of a body as a signed 32 bit number."""
+    sent = {each.name: each.nbytes for each in inputs if not each.region}
+    if sum(sent.values()) > MAX_WIRE_BYTES:
+        largest = max(sent, key=sent.__getitem__)
+        raise TensorMismatch(
+            f"the inputs over the wire have {sum(sent.values())} bytes together, the"
+            f" largest is {largest!r} with {sent[largest]}; Triton reads at most"
+            f" {MAX_WIRE_BYTES} in one request.",
+            hint="Use shared memory, which has no such limit, or smaller batches.",
+            tensor=largest,
+            nbytes=sum(sent.values()),
+            limit=MAX_WIRE_BYTES,
+        )
 
 
 def repeats_id(slot: Slot, options: RequestOptions | None) -> bool:

@@ -31,6 +31,7 @@ from tests.polling import eventually
 MEASURED = (
     "shmlane-http",
     "shmlane-unix",
+    "shmlane-wire",
     "cpp-grpc",
     "tritonclient-http",
     "tritonclient-http-wire",

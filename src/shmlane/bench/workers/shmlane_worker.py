@@ -6,8 +6,6 @@ behind the public API.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import shmlane
@@ -21,13 +19,12 @@ class ShmlaneClient:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._is_wire = spec.way == "in the request"
-        memory: dict[str, Any] = {"memory": "wire"} if self._is_wire else {}
         self._session = shmlane.Session(
             spec.url,
             spec.model,
             slots=spec.concurrency,
             shapes={"INPUT__0": spec.shape},
-            **memory,
+            memory="wire" if self._is_wire else "system",
         ).open()
 
     def lane(self, index: int) -> Lane:
