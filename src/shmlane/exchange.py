@@ -143,8 +143,10 @@ class Exchange:
         # The head alone would pass for any reply of the same length; and a connection
         # that ends with its reply is closed only if the reply is read.
         is_whole = reply.keep_alive and raw.endswith(b"\r\n\r\n" + reply.body)
-        known = raw if is_whole and not wire else b""
-        prepared.remember(slot.turn, known, accepted)
+        # What came over the wire comes anew each time, and memory that nobody looks at
+        # is received into again.
+        if is_whole and not wire:
+            prepared.remember(slot.turn, raw, accepted)
         return accepted
 
     def _refused(self, slot: Slot, reply: HttpReply) -> Verdict:

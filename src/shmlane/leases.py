@@ -80,7 +80,15 @@ class Result(Mapping[str, Array]):
 
     def copy(self) -> dict[str, Array]:
         """All outputs as arrays of their own, which outlive the lease."""
-        return {name: self[name].copy() for name in self}
+        return {
+            name: self[name].copy() if self._is_view(name) else self[name]
+            for name in self
+        }
+
+    def _is_view(self, name: str) -> bool:
+        """Whether this output is an array over the memory of the slot."""
+        is_bytes = self._slot.outputs[name].spec.is_bytes
+        return name not in self._answer.wire and not is_bytes
 
     @property
     def model_version(self) -> str:

@@ -140,8 +140,8 @@ class Prepared:
         self.given = -1
 
     def remember(self, turn: int, reply: bytes, answer: Any) -> None:
-        """`reply` to the request of this turn means `answer`; b"" is never known."""
-        self.replies[turn] = reply or None
+        """`reply` to the request of this turn means `answer`."""
+        self.replies[turn] = reply
         self.answers[turn] = answer
 
     def forget(self) -> None:
