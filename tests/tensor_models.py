@@ -81,7 +81,7 @@ max_batch_size: 4
 input [{ name: "VALUE" data_type: TYPE_INT32 dims: [ 1 ] }]
 output [{ name: "SUM" data_type: TYPE_INT32 dims: [ 1 ] }]
 sequence_batching {
-  max_sequence_idle_microseconds: 60000000
+  oldest { max_candidate_sequences: 8 }
   control_input [
     {
       name: "START"

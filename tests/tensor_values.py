@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,9 +38,11 @@ def tensor(datatype: str, shape: Shape, *, seed: object = 0) -> Array:
     random = np.random.default_rng(zlib.crc32(repr((datatype, seed)).encode()))
     count = math.prod(shape)
     if datatype == "BYTES":
+        ends = random.integers(0, _LONGEST_TEXT, count).cumsum().tolist()
+        data = random.bytes(ends[-1] if ends else 0)
         array = np.empty(count, np.object_)
-        for i, length in enumerate(random.integers(0, _LONGEST_TEXT, count)):
-            array[i] = random.bytes(length) + b"\0" * (i % 3)
+        for i, (start, end) in enumerate(pairwise([0, *ends])):
+            array[i] = data[start:end] + b"\0" * (i % 3)
         return array.reshape(shape)
     if datatype == "BOOL":
         return random.random(shape) < 0.5

@@ -42,9 +42,9 @@ def tensors_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonS
     """The models of `tests.tensor_models`, on ports of loopback."""
     folder = tmp_path_factory.mktemp("tensors")
     # Headers that match become parameters of the request, which `reported` shows.
-    forward = ["--http-header-forward-pattern=x-seen.*"]
+    arguments = ["--http-header-forward-pattern=x-seen.*", "--exit-timeout-secs=1"]
     models = write_tensor_models(write_echoes(folder))
-    with TritonServer(models, extra_args=forward) as server:
+    with TritonServer(models, extra_args=arguments) as server:
         yield server
 
 
