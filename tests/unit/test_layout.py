@@ -30,6 +30,7 @@ SIZES = {
     "FP16": 2,
     "FP32": 4,
     "FP64": 8,
+    "BF16": 2,
 }
 
 Declared = Mapping[str, Iterable[int]]
@@ -80,7 +81,7 @@ def test_bytes_of_huge_shapes_do_not_wrap() -> None:
     assert spec.nbytes((2**40, 2**40)) == 2**83
 
 
-@pytest.mark.parametrize("datatype", ["BYTES", "BF16", "fp32", ""])
+@pytest.mark.parametrize("datatype", ["STRING", "BF32", "fp32", ""])
 def test_other_datatypes_are_refused_with_those_that_can_be(datatype: str) -> None:
     spec = TensorSpec("words", datatype, (1,))
     with pytest.raises(UsageError) as caught:

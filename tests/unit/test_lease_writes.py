@@ -158,17 +158,26 @@ def test_an_input_may_be_written_from_its_own_view(open_desk: Desk) -> None:
         assert lease["X"].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
 
 
-def test_lists_are_written_where_their_type_is_the_inputs() -> None:
+def test_lists_of_numbers_that_fit_are_written_as_they_are() -> None:
     desk = Desk(PLAIN)
     with desk.lease() as lease:
-        with pytest.raises(TensorMismatch, match="given was int64"):
-            lease.write("X", [[1, 2, 3, 4]])
-        lease.write("X", [[1, 2, 3, 4]], cast=True)
+        lease.write("X", [[1, 2, 3, 4]])
         assert lease["X"].tolist() == [[1, 2, 3, 4]]
+        lease.write("X", [[0.5, 1, -2, 4.25]])
+        assert lease["X"].tolist() == [[0.5, 1, -2, 4.25]]
+        with pytest.raises(TensorMismatch, match="'X' takes FP32"):
+            lease.write("X", [["1", "2", "3", "4"]])
+
+
+def test_another_byte_order_is_no_other_type(open_desk: Desk) -> None:
+    source = np.arange(8, dtype=">f4")
+    with open_desk.lease() as lease:
+        lease.write("X", source)
+        assert lease["X"].tolist() == source.tolist()
 
 
 @pytest.mark.parametrize(
-    "datatype", ["float64", "float16", "int32", ">f4", "complex64", "object", "U4"]
+    "datatype", ["float64", "float16", "int32", ">f8", "complex64", "object", "U4"]
 )
 def test_another_type_is_refused_and_changes_nothing(
     open_desk: Desk, datatype: str

@@ -578,7 +578,7 @@ def test_version_that_is_none_is_refused(version: str) -> None:
         ScriptedServer([], version=version)
 
 
-@pytest.mark.parametrize("tensor", [("FP33", (1,)), ("FP32", (-2,)), ("BF16", (1,))])
+@pytest.mark.parametrize("tensor", [("FP33", (1,)), ("FP32", (-2,)), ("bf16", (1,))])
 def test_tensor_that_cannot_be_is_refused(tensor: tuple[str, tuple[int, ...]]) -> None:
     with pytest.raises(UsageError, match="cannot be"):
         FakeModel("m", inputs={"I": tensor}, outputs={}, run=dict)

@@ -125,7 +125,23 @@ tensors = st.builds(
     st.from_regex(r"(?:shmlane\.[0-9a-f]{16}\.[0-9]+\.[0-9]+)?", fullmatch=True),
     sizes,
     sizes,
+    classes=st.sampled_from([0, 1, 5]),
 )
+
+
+def content(tensor: TensorRef) -> dict[str, object]:
+    """Where an input lies: in a region, behind the JSON, or nowhere as it is empty."""
+    if tensor.region:
+        return {"parameters": place(tensor)}
+    if tensor.nbytes:
+        return {"parameters": {"binary_data_size": tensor.nbytes}}
+    return {"data": []}
+
+
+def wish(tensor: TensorRef) -> dict[str, object]:
+    """Where an output is to come, and as what."""
+    where = place(tensor) if tensor.region else {"binary_data": True}
+    return where | ({"classification": tensor.classes} if tensor.classes else {})
 
 
 def place(tensor: TensorRef) -> dict[str, object]:
@@ -149,14 +165,14 @@ def test_infer_is_json_of_exactly_the_documented_fields(
                 "name": tensor.name,
                 "shape": list(tensor.shape),
                 "datatype": tensor.datatype,
-                **({"parameters": place(tensor)} if tensor.region else {"data": []}),
+                **content(tensor),
             }
             for tensor in inputs
         ],
         "outputs": [
             {
                 "name": tensor.name,
-                "parameters": place(tensor) if tensor.region else {"binary_data": True},
+                "parameters": wish(tensor),
             }
             for tensor in outputs
         ],

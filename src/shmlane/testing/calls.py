@@ -49,10 +49,14 @@ class InputTensor:
 
 
 class OutputWish(NamedTuple):
-    """How one output is to come: into a block, as binary data or as JSON."""
+    """How one output is to come: into a block, as binary data or as JSON.
+
+    classes: so many of the best classes are wanted in its place; 0 for itself.
+    """
 
     block: Block | None = None
     binary: bool = False
+    classes: int = 0
 
 
 @dataclass(slots=True)
@@ -201,11 +205,12 @@ class CallReader:
                         f"Output can't set both 'shared_memory_region' and '{other}'",
                     )
             wish = OutputWish(self._borrow(parameters))
-        elif "classification" in parameters:
-            raise refused(501, "the scripted server does not classify")
         else:
             binary = binary if "binary_data" in parameters else self.call.prefers_binary
-            wish = OutputWish(binary=binary)
+            classes = fields.unsigned(
+                parameters.get("classification", 0), "classification"
+            )
+            wish = OutputWish(binary=binary, classes=classes)
         # Of an output that is named twice the first entry counts.
         self.call.outputs.setdefault(name, wish)
 

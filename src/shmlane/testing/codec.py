@@ -1,8 +1,8 @@
 """Tensors as bytes, as JSON and as arrays.
 
 Owns the memory format of every datatype that NumPy has too, and of BYTES: per element
-four bytes of length, little-endian, then that many bytes. Refuses BF16, which NumPy
-does not have.
+four bytes of length, little-endian, then that many bytes. Refuses to know what a model
+declares.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from .json_fields import U64, is_integer
 
 BYTES = "BYTES"
 _LENGTH = struct.Struct("<I")
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# Without ml_dtypes, BF16 has the NumPy type of UINT16, which keeps its name.
+_NAMES = {dtype: name for name, dtype in reversed(list(DTYPES.items()))}
+_NOT_AS_JSON = ("FP16", "BF16")
 
 
 def is_known(datatype: str) -> bool:
@@ -79,11 +81,14 @@ def split_elements(data: Bytes) -> tuple[list[bytes], int, int | None]:
 
 def from_json(data: Any, name: str, datatype: str, shape: Shape) -> Bytes:
     """The bytes of a `data` field, which may be nested like the shape or flat."""
-    if datatype == "FP16":
+    if math.prod(shape) == 0:
+        # Nothing is looked at where nothing can be.
+        return np.empty(0, np.uint8)
+    if datatype in _NOT_AS_JSON:
         raise refused(
             400,
-            "receiving FP16 data via JSON is not supported. Please use the binary data"
-            f" format for input {name}",
+            f"receiving {datatype} data via JSON is not supported. Please use the"
+            f" binary data format for input {name}",
         )
     if not is_known(datatype):
         raise refused(400, f"invalid datatype for input {name}")
@@ -98,13 +103,13 @@ def from_json(data: Any, name: str, datatype: str, shape: Shape) -> Bytes:
     return np.frombuffer(encode(_array(values, datatype)), np.uint8)
 
 
-def to_json(array: Array) -> list[Any]:
+def to_json(array: Array, datatype: str) -> list[Any]:
     """The elements of an array as JSON values."""
-    if datatype_of(array) == "FP16":
+    if datatype in _NOT_AS_JSON:
         raise refused(
             400,
-            "sending FP16 data via JSON is not supported. Please use the binary data"
-            " format for output",
+            f"sending {datatype} data via JSON is not supported. Please use the binary"
+            " data format for output",
             plain=True,
         )
     values: list[Any] = array.ravel().tolist()

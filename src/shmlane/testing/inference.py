@@ -20,6 +20,7 @@ from ..metadata import Array
 from . import codec, outputs
 from .calls import Call, CallReader
 from .checks import check
+from .classes import ranked
 from .counters import ModelCounters
 from .dialect import Dialect
 from .faults import Delay
@@ -114,13 +115,18 @@ class Inference:
             wish = call.wish(name)
             if wish is None:
                 continue
+            datatype = self._model.outputs[name].datatype
+            if wish.classes:
+                is_batched = self._model.max_batch_size > 0
+                array = ranked(array, wish.classes, is_batched=is_batched)
+                datatype = codec.BYTES
             entry: dict[str, Any] = {
                 "name": name,
-                "datatype": codec.datatype_of(array),
+                "datatype": datatype,
                 "shape": list(array.shape),
             }
             if wish.block is None and not wish.binary:
-                entry["data"] = codec.to_json(array)
+                entry["data"] = codec.to_json(array, datatype)
             else:
                 data = codec.encode(array)
                 if wish.block is None:
@@ -135,11 +141,13 @@ class Inference:
 
     def _reply(self, call: Call, entries: list[dict[str, Any]], binary: bytes) -> Reply:
         head = {"id": call.request_id} if call.request_id else {}
+        told = self._model.parameters
         text = compact(
             {
                 **head,
                 "model_name": self._model.name,
                 "model_version": self._version,
+                **({"parameters": dict(told)} if told else {}),
                 "outputs": entries,
             }
         )

@@ -43,6 +43,7 @@ class FakeModel:
     decoupled: Triton's HTTP frontend refuses inferences then.
     obeys_delay_ms: the request parameter `delay_ms` makes the model wait, as the demo
         models do.
+    parameters: what the model attaches to each response.
 
     `is_ready` may be set to False and back: the model loads until then.
     """
@@ -58,6 +59,7 @@ class FakeModel:
         versions: Iterable[str] = ("1",),
         decoupled: bool = False,
         obeys_delay_ms: bool = False,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.inputs = _tensors(name, inputs)
@@ -67,6 +69,7 @@ class FakeModel:
         self.versions = tuple(sorted(versions, key=int))
         self.decoupled = decoupled
         self.obeys_delay_ms = obeys_delay_ms
+        self.parameters = dict(parameters or {})
         self.is_ready = True
         if not self.versions:
             raise UsageError(f"fake model {name!r} needs at least one version.")

@@ -39,7 +39,7 @@ def _array(model: FakeModel, name: str, value: object) -> Array:
         ) from error
     declared = model.outputs[name]
     shape = model.shape_of(declared)
-    is_right = _datatype(array) == declared.datatype
+    is_right = _is_of(array, declared.datatype)
     if is_right and _fits(array.shape, shape):
         return array
     hint = "" if is_right else _advice(declared.datatype)
@@ -48,6 +48,12 @@ def _array(model: FakeModel, name: str, value: object) -> Array:
         f"output '{name}' as {_named(array)} {list(array.shape)}; it declares"
         f" {declared.datatype} {shape}{hint}",
     )
+
+
+def _is_of(array: Array, datatype: str) -> bool:
+    """As clients do, models may give BF16 as bit patterns."""
+    is_patterns = datatype == "BF16" and array.dtype == np.uint16
+    return is_patterns or _datatype(array) == datatype
 
 
 def _datatype(array: Array) -> str | None:
