@@ -23,15 +23,20 @@ CONTROLS = [chr(code) for code in (*range(32), 127)]
 Request = tuple[str, list[tuple[str, str]], bytes]
 
 
-def parsed(raw: bytes) -> Request:
-    """Request line, headers and body; what follows the body fails the test."""
+def parsed(raw: bytes, *, behind: int = 0) -> Request:
+    """Request line, headers and body; what follows the body fails the test.
+
+    behind: bytes of inputs that go behind it.
+    """
     head, _, body = raw.partition(b"\r\n\r\n")
     line, *rest = head.decode("ascii").split("\r\n")
     headers = [
         (name, value) for name, _, value in (each.partition(": ") for each in rest)
     ]
     lengths = [int(value) for name, value in headers if name == "Content-Length"]
-    assert lengths == ([] if line.startswith("GET ") else [len(body)])
+    assert lengths == ([] if line.startswith("GET ") else [len(body) + behind])
+    split = [value for name, value in headers if name.startswith("Inference-Header")]
+    assert split == ([str(len(body))] if behind else [])
     return line, headers, body
 
 
@@ -156,7 +161,9 @@ def place(tensor: TensorRef) -> dict[str, object]:
 def test_infer_is_json_of_exactly_the_documented_fields(
     request_id: str, inputs: list[TensorRef], outputs: list[TensorRef]
 ) -> None:
-    line, _, body = parsed(requests().infer(request_id, inputs, outputs))
+    behind = sum(tensor.nbytes for tensor in inputs if not tensor.region)
+    raw = requests().infer(request_id, inputs, outputs)
+    line, _, body = parsed(raw, behind=behind)
     assert line == "POST /v2/models/yolo.v8/infer HTTP/1.1"
     assert json.loads(body.decode("ascii"), object_pairs_hook=unique) == {
         "id": request_id,
