@@ -3,7 +3,8 @@
 `mixed` takes and makes several types at once, one of them optional. `repeated` answers
 with as many elements as its input says, `spelled` with strings as long as it says;
 `doubled` doubles. `classified` has labels. `running` adds up a sequence. `reported`
-tells what it sees of a request, and waits first as long as it is told to.
+tells what it sees of a request, and waits first as long as it is told to; `queued` is
+the same behind a queue with priorities.
 """
 
 from __future__ import annotations
@@ -94,3 +95,5 @@ class TritonPythonModel:
             "turn": self.turn,
         }
         return {"REPORT": np.array([json.dumps(report).encode()], np.object_)}
+
+    queued = reported

@@ -99,19 +99,21 @@ sequence_batching {
 }
 """
 _REPORTED = """\
-max_batch_size: 0
 input [{ name: "DELAY_MS" data_type: TYPE_INT32 dims: [ 1 ] }]
 output [{ name: "REPORT" data_type: TYPE_STRING dims: [ 1 ] }]
-dynamic_batching {
+version_policy { all { } }
+"""
+# Apart from `reported`: such a queue now and then lets a request rest for 0.5 s.
+_QUEUED = f"""\
+{_REPORTED}dynamic_batching {{
   priority_levels: 3
   default_priority_level: 2
-  default_queue_policy {
+  default_queue_policy {{
     timeout_action: REJECT
     default_timeout_microseconds: 30000000
     allow_timeout_override: true
-  }
-}
-version_policy { all { } }
+  }}
+}}
 """
 _ENSEMBLE = """\
 name: "ensemble"
@@ -145,6 +147,7 @@ _CONFIGS = {
     "classified": _CLASSIFIED,
     "running": _RUNNING,
     "reported": _REPORTED,
+    "queued": _QUEUED,
 }
 # A version that is not the first, and a gap before it.
 _VERSIONS = {"reported": ("1", "3")}

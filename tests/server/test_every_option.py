@@ -30,7 +30,7 @@ FEATURES = np.array([[0.125, 0.75, 0.5, 0], [0, 0.25, 0.5, 1]], np.float32)
 
 
 def report(session: Session, *, inputs: Any = NOW, **options: Any) -> dict[str, Any]:
-    """What `reported` saw of a request with these options."""
+    """What the model saw of a request with these options."""
     chosen = RequestOptions(**options)
     (text,) = session.infer(inputs, options=chosen)["REPORT"]
     told: dict[str, Any] = json.loads(text)
@@ -135,7 +135,7 @@ def test_a_request_of_higher_priority_is_served_first(
     tensors_server: TritonServer,
 ) -> None:
     with (
-        Session(tensors_server.http_url, "reported", slots=5) as session,
+        Session(tensors_server.http_url, "queued", slots=5) as session,
         ThreadPoolExecutor(5) as pool,
     ):
 
@@ -157,7 +157,7 @@ def test_a_request_that_waits_too_long_in_the_queue_is_refused(
     tensors_server: TritonServer,
 ) -> None:
     with (
-        Session(tensors_server.http_url, "reported", slots=2) as session,
+        Session(tensors_server.http_url, "queued", slots=2) as session,
         ThreadPoolExecutor(1) as pool,
     ):
         assert report(session, queue_timeout=5)["queue_timeout"] == 5_000_000
