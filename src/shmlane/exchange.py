@@ -31,7 +31,7 @@ from .errors import (
 from .metadata import Array, ModelMetadata
 from .options import RequestOptions
 from .replies import HttpReply, InferReply, OutputReply
-from .requests import RequestBuilding
+from .requests import RequestBuilding, can_grow
 from .slots import Prepared, Slot
 from .tensors import Tensor
 from .wire import HttpRequests
@@ -160,7 +160,8 @@ class Exchange:
         if match := _TOO_SMALL.search(server_text(reply)):
             self.building.note_size(prepared, match[1], int(match[3]))
             options = prepared.options
-            if self.rerun and not (options and options.has_sequence):
+            is_step = options is not None and options.has_sequence
+            if self.rerun and not is_step and can_grow(slot, match[1]):
                 return Verdict.RUN_AGAIN
         raise self._failure(reply)
 

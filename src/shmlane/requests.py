@@ -17,7 +17,6 @@ from .slots import Prepared, Slot
 from .tensors import Tensor
 from .wire import HttpRequests, TensorRef
 
-
 # With room for the JSON in front of it.
 MAX_WIRE_BYTES = (1 << 31) - (1 << 20)
 
@@ -119,9 +118,10 @@ class RequestBuilding:
             return spec.nbytes(spec.shape)
         if spec.is_fixed_but_for_batch:
             return spec.nbytes((batch, *spec.shape[1:]))
-        # What the caller declared; then what was learned.
+        # What the caller declared, or what did not fit that; then what was learned.
         if tensor.plan.capacity:
-            return max(tensor.plan.capacity, tensor.capacity)
+            seen = self.sizes.largest(tensor.name) if self._rerun else 0
+            return max(tensor.plan.capacity, tensor.capacity, seen)
         if key is None or (spec.is_bytes and not self._rerun):
             return None
         return self.sizes.expected(tensor.name, key, rerun=self._rerun)
@@ -158,7 +158,8 @@ class RequestBuilding:
         What other slots have prepared by what was expected until now is of no use.
         """
         key = prepared.key
-        if key is not None and self.sizes.learn(output, key, nbytes):
+        # Without a key, what was declared is too small, whatever the inputs.
+        if self.sizes.learn(output, key or (), nbytes) and key is not None:
             for other in list(self._hopeful):
                 if other.key == key:
                     other.spoil()
@@ -194,6 +195,14 @@ def repeats_id(slot: Slot, options: RequestOptions | None) -> bool:
     if not own and not slot.own_id:
         return False
     return bool(last & ({own} if own else {"0", "1"}))
+
+
+def can_grow(slot: Slot, output: str) -> bool:
+    """Whether another request may have more room for this output."""
+    tensor = slot.outputs.get(output)
+    return tensor is not None and not (
+        tensor.spec.is_fixed or tensor.spec.is_fixed_but_for_batch
+    )
 
 
 def _batch(slot: Slot, given: int) -> int:
