@@ -88,8 +88,8 @@ class Exchange:
         slot.turn = turn = slot.turn ^ 1
         slot.record[0] = 1
         slot.server_hold = True
-        if prepared.options is not None:
-            _use_up(slot, prepared, prepared.options)
+        if prepared.options is not None or slot.own_id:
+            _note_id(slot, prepared)
         return prepared.requests[turn]
 
     @staticmethod
@@ -192,10 +192,10 @@ class Exchange:
         )
 
 
-def _use_up(slot: Slot, prepared: Prepared, options: RequestOptions) -> None:
+def _note_id(slot: Slot, prepared: Prepared) -> None:
     """A request with the caller's own id is sent once."""
-    slot.own_id = options.id
-    if options.id:
+    slot.own_id = prepared.options.id if prepared.options is not None else ""
+    if slot.own_id:
         prepared.spoil()
 
 
