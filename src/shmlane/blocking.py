@@ -8,6 +8,7 @@ long as a slot belongs to one caller.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -79,6 +80,7 @@ class BlockingShell:
         self._memory = memory
         self._replay = replay
         self._steps: dict[int | str, Step] = {}
+        self._noting_steps = threading.Lock()
 
     # --- one inference ----------------------------------------------------------------
 
@@ -176,10 +178,11 @@ class BlockingShell:
                     timeout=deadline.limit,
                 )
             time.sleep(_STEP_PAUSE)
-        self._steps[sequence] = Step(slot, slot.epoch)
-        # Steps that were answered are of no interest any more.
-        for other in [key for key, step in self._steps.items() if step.is_over]:
-            del self._steps[other]
+        with self._noting_steps:
+            self._steps[sequence] = Step(slot, slot.epoch)
+            # Steps that were answered are of no interest any more.
+            for other in [key for key, step in self._steps.items() if step.is_over]:
+                del self._steps[other]
 
     def _prepare_retry(self, slot: Slot, verdict: Verdict, attempt: int) -> None:
         self.retries += 1
