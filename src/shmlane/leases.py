@@ -148,7 +148,7 @@ class BaseLease(Holder):
         except KeyError:
             raise unknown_tensor(slot.inputs, name, "input") from None
         given = self._given
-        if not given & tensor.bit:
+        if not given & tensor.view_bit:
             if tensor.spec.is_bytes:
                 raise _no_view(tensor)
             if tensor.shape != tensor.default:

@@ -83,6 +83,7 @@ class Tensor:
     refer to it directly, so its reference count tells whether views are alive. `nbytes`
     of it belong to a tensor of `shape`. `lent` is a caller's array that goes over the
     wire in the place of the block; `own_size` then has the shape and bytes of that.
+    `view_bit` is `bit`, or 0 where no array of the elements can be given out.
     """
 
     __slots__ = (
@@ -101,6 +102,7 @@ class Tensor:
         "root",
         "shape",
         "spec",
+        "view_bit",
     )
 
     def __init__(self, plan: TensorPlan, bit: int) -> None:
@@ -109,6 +111,7 @@ class Tensor:
         self.name = plan.spec.name
         self.default = plan.default
         self.bit = bit
+        self.view_bit = 0 if plan.spec.is_bytes else bit
         self.lent: Array | None = None
         self.own_size: tuple[Shape | None, int] = (None, 0)
 
