@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import time
 import warnings
@@ -35,8 +36,6 @@ from .timing import Deadline
 
 _CLOSE_PAUSE = 0.002
 _CLEAN_LIMIT = 0.5
-# Frames from the warning to whoever opens the session.
-_CALLER = 5
 
 
 class Engine:
@@ -91,12 +90,16 @@ class Engine:
             return cls._open(settings, session, is_shared=True)
         except (RegionError, SharedMemoryDisabled, AccessRestricted) as error:
             engine = cls._open(settings, session, is_shared=False)
-            warnings.warn(
-                f"session for {settings.model!r}: tensors go over the wire, because"
-                f" {error}",
-                WireFallback,
-                stacklevel=_CALLER,
-            )
+            with contextlib.ExitStack() as undo:
+                # Where warnings are errors, nothing stays of it.
+                undo.callback(engine._end, engine.pool.slots)
+                warnings.warn(
+                    f"session for {settings.model!r}: tensors go over the wire, because"
+                    f" {error}",
+                    WireFallback,
+                    stacklevel=_callers_level(),
+                )
+                undo.pop_all()
             return engine
 
     @classmethod
@@ -249,6 +252,14 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.pool!r} {self.memory!r}>"
+
+
+def _callers_level() -> int:
+    """How far up whoever opens the session is: `open`, `with` or the first use."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__package__") == __package__:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _replace(pool: SlotPool, memory: SessionMemory, slot: Slot) -> None:
