@@ -152,7 +152,7 @@ SOURCES: dict[str, Any] = {
     "list": ROW.tolist(),
     "read-only": np.frombuffer(ROW.tobytes(), np.float32).reshape(1, 4),
     "Fortran": np.asfortranarray(np.repeat(ROW, 3, axis=0)),
-    "view": memoryview(ROW),
+    "view": memoryview(ROW.data),
     "subclass": ROW.view(np.matrix),
 }
 
