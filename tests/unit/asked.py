@@ -23,10 +23,14 @@ QUICK = Timeouts(connect=2.0, infer=10.0, lease=5.0)
 
 
 class Repeat:
-    """A model whose output has as many elements as its input says; it counts runs."""
+    """A model whose output has as many elements as its input says; it counts runs.
+
+    factor: so many times more with each run.
+    """
 
     def __init__(self) -> None:
         self.runs = 0
+        self.factor = 1
         self.model = FakeModel(
             "repeat",
             inputs={"X": ("FP32", (1,))},
@@ -36,7 +40,7 @@ class Repeat:
 
     def _run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         self.runs += 1
-        count = int(inputs["X"][0])
+        count = int(inputs["X"][0]) * self.factor**self.runs
         return {"Y": np.arange(count, dtype=np.float32)}
 
 

@@ -122,6 +122,20 @@ def test_an_output_that_is_not_what_the_model_declares_is_no_reason_to_run_again
         assert len(asked(server)) == 1
 
 
+def test_outputs_that_grow_with_each_run_are_given_up(repeat: Repeat) -> None:
+    repeat.factor = 2
+    with session_on(repeat.model, rerun=True) as (_, session):
+        count_of(session, MANY)
+        runs = repeat.runs
+        with pytest.raises(InferFailed, match="gave up after 5 runs") as caught:
+            count_of(session, MANY)
+        assert "outputs={name: shape}" in caught.value.hint
+        assert repeat.runs - runs == 5
+        assert session.stats().free == 1
+        repeat.factor = 1
+        assert count_of(session, MANY) == MANY
+
+
 def test_what_one_slot_learns_spoils_what_others_have_prepared(repeat: Repeat) -> None:
     with session_on(repeat.model, slots=2) as (server, session):
         with session.lease() as one, session.lease() as other:
