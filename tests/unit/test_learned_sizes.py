@@ -82,7 +82,7 @@ def test_a_call_whose_output_did_not_fit_fails_once(repeat: Repeat) -> None:
             needed,
             given,
         )
-        assert "outputs={'Y': shape}" in caught.value.hint
+        assert "outputs={'Y': " in caught.value.hint
         assert count_of(session, MANY) == MANY
         assert places(server) == ["wire", "memory", "memory", "wire"]
         assert repeat.runs == 4
