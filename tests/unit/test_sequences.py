@@ -28,9 +28,9 @@ NEXT = RequestOptions(sequence_id=7)
 OTHER = RequestOptions(sequence_id="seven")
 
 
-@pytest.fixture
-def pair() -> Iterator[tuple[ScriptedServer, Session]]:
-    with session_on(scores(), slots=3) as pair:
+@pytest.fixture(params=["system", "wire"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[ScriptedServer, Session]]:
+    with session_on(scores(), slots=3, memory=request.param) as pair:
         yield pair
 
 
@@ -78,6 +78,20 @@ def test_a_step_waits_for_the_late_reply_of_the_last(
         later.result(10.0)
     assert len(asked(server)) == sent + 1
     eventually(lambda: session.stats().free == 3, lambda: repr(session))
+
+
+def test_a_sequence_that_begins_anew_waits_for_no_step_of_the_old_one(
+    pair: tuple[ScriptedServer, Session],
+) -> None:
+    server, session = pair
+    reply = threading.Event()
+    server.script(Delay(reply))
+    with pytest.raises(InferTimeout):
+        step(session, NEXT, timeout=0.05)
+    step(session, FIRST)
+    reply.set()
+    eventually(lambda: session.stats().free == 3, lambda: repr(session))
+    step(session, NEXT)
 
 
 def test_a_step_that_was_not_sent_is_not_waited_for(
