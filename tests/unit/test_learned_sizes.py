@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from shmlane import InferFailed, OutOfSharedMemory, RegionOptions, RequestOptions
+from shmlane import (
+    InferFailed,
+    OutOfSharedMemory,
+    RegionOptions,
+    RequestOptions,
+    TensorMismatch,
+)
 from shmlane.regions import PAGE_BYTES
-from shmlane.testing import Status
+from shmlane.testing import FakeModel, Status
+from tests.sessions import Array
 from tests.unit.asked import (
     Repeat,
     asked,
@@ -57,6 +67,37 @@ def test_what_depends_on_more_than_shapes_goes_back_to_the_wire(repeat: Repeat) 
             assert count_of(session, count) == count
         assert places(server) == ["wire", "memory", "memory", "wire", "wire", "wire"]
         assert repeat.runs == 6
+
+
+def test_an_output_of_many_sizes_is_not_expected_of_other_shapes_either() -> None:
+    def some(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {"Y": inputs["X"][inputs["X"] > 0]}
+
+    model = FakeModel(
+        "some",
+        inputs={"X": ("FP32", (-1,))},
+        outputs={"Y": ("FP32", (-1,))},
+        run=some,
+    )
+    with session_on(model, shapes={"X": (8,)}) as (server, session):
+        for given in ([1, 1, 1], [1, 0, 1], [1, 1], [1, 1], [1, 0]):
+            came = session.infer({"X": np.array(given, np.float32)})["Y"]
+            assert came.tolist() == [1] * sum(given)
+        assert places(server) == ["wire", "memory", "wire", "wire", "wire"]
+
+
+def test_only_the_outputs_that_were_asked_for_are_sent() -> None:
+    for memory in ("system", "wire"):
+        with session_on(words(), memory=memory, outputs=["LENGTHS"]) as (
+            server,
+            session,
+        ):
+            for _ in range(2):
+                came = session.infer({"W": ["a", "bcd"]})
+                assert {name: list(each) for name, each in came.items()} == {
+                    "LENGTHS": [1, 3]
+                }
+            assert all(list(each.outputs) == ["LENGTHS"] for each in asked(server))
 
 
 def test_no_output_at_all_comes_as_such(repeat: Repeat) -> None:
@@ -164,6 +205,30 @@ def test_blocks_grow_while_other_requests_are_in_flight() -> None:
         assert session.stats().growths == 2
 
 
+def test_an_output_for_which_there_is_no_room_comes_over_the_wire(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = np.arange(MANY, dtype=np.float32)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with session_on(doubling(), shapes={"X": (MANY,)}) as (server, session):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            for _ in range(3):
+                assert session.infer({"X": sent})["Y"].tolist() == (2 * sent).tolist()
+            # An input cannot go another way.
+            with pytest.raises(OutOfSharedMemory):
+                session.infer({"X": np.zeros(2 * MANY, np.float32)})
+        assert places(server) == ["wire"] * 3
+        assert session.stats().free == 1
+        # Once there is room, and another request is prepared.
+        for length in (3, MANY, MANY):
+            session.infer({"X": sent[:length]})
+        assert places(server)[-1] == "memory"
+
+
 def test_growth_beyond_the_limit_is_told_and_the_session_goes_on() -> None:
     limit = RegionOptions(max_bytes=8 * PAGE_BYTES, hugepages="never", prefault=False)
     with session_on(doubling(), shapes={"X": (4,)}, region=limit) as (_, session):
@@ -229,6 +294,25 @@ def test_classes_come_over_the_wire_and_the_output_itself_does_not() -> None:
                     [b"9.000000:0", b"8.000000:1"],
                 ]
         assert places(server) == ["memory", "wire", "wire", "memory"]
+
+
+def test_classes_of_what_may_be_empty_are_not_asked_for() -> None:
+    best = RequestOptions(classification={"Y": 2})
+    with session_on(doubling(), shapes={"X": (8,)}) as (server, session):
+        with pytest.raises(TensorMismatch, match="'X' has no elements"):
+            session.infer({"X": np.zeros(0, np.float32)}, options=best)
+        assert asked(server) == []
+        came = session.infer({"X": np.ones(3, np.float32)}, options=best)["Y"]
+        assert came.tolist() == [b"2.000000:0", b"2.000000:1"]
+
+
+def test_sizes_of_classes_are_not_learned() -> None:
+    best = RequestOptions(classification={"Y": 2})
+    sent = np.ones(3, np.float32)
+    with session_on(doubling(), shapes={"X": (8,)}) as (server, session):
+        for options in (best, None, best, None):
+            session.infer({"X": sent}, options=options)
+        assert places(server) == ["wire", "wire", "wire", "memory"]
 
 
 def test_empty_tensors_lie_nowhere() -> None:
