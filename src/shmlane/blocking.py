@@ -95,7 +95,8 @@ class BlockingShell:
         # Whoever needs a deadline makes it of these: most calls need none.
         begun = time.monotonic()
         if options is not None and options.has_sequence:
-            self._await_last_step(slot, options.sequence_id, Deadline(limit, begun))
+            self._await_last_step(slot, options, Deadline(limit, begun))
+        replayed = False
         for attempt in _ATTEMPTS:
             channel = slot.channel
             prepared = slot.prepared
@@ -110,11 +111,14 @@ class BlockingShell:
                 deadline = Deadline(limit, begun)
                 channel = self.make_ready(slot, given, deadline, options)
                 wait = deadline.remaining
-            outcome = self._round_trip(slot, channel, wait, limit, begun)
+            outcome = self._round_trip(
+                slot, channel, wait, limit, begun, self._replay and not replayed
+            )
             if isinstance(outcome, Answer):
                 return outcome
             verdict = outcome
             self._prepare_retry(slot, verdict, attempt)
+            replayed = replayed or verdict is Verdict.REPLAY
         raise _gave_up(verdict)
 
     def _round_trip(
@@ -124,13 +128,14 @@ class BlockingShell:
         wait: float | None,
         limit: float | None,
         begun: float,
+        may_replay: bool,
     ) -> Answer | Verdict:
         exchange = self._exchange
         try:
             request = exchange.begin(slot)
             prepared = slot.prepared
-            if prepared is not None and prepared.lanes:
-                parts = _parts(request, prepared.lanes)
+            if prepared is not None and prepared.wire_inputs:
+                parts = _parts(request, prepared.wire_inputs)
                 is_sent = channel.send_parts(parts, Deadline(limit, begun))
             else:
                 is_sent = channel.send(request)
@@ -151,9 +156,9 @@ class BlockingShell:
             raise
         except RequestLost:
             channel.close()
-            if self._may_replay(slot) and self._is_drained(
-                slot, Deadline(limit, begun)
-            ):
+            # A step of a sequence that has run must not run again.
+            may_replay = may_replay and not slot.is_step
+            if may_replay and self._is_drained(slot, Deadline(limit, begun)):
                 return Verdict.REPLAY
             raise
         except BaseException:
@@ -163,18 +168,22 @@ class BlockingShell:
             raise
 
     def _await_last_step(
-        self, slot: Slot, sequence: int | str, deadline: Deadline
+        self, slot: Slot, options: RequestOptions, deadline: Deadline
     ) -> None:
         """Let no step of a sequence overtake one whose caller gave up waiting.
 
         Its reply tells that the server has taken it; then this one is the last step.
         """
-        last = self._steps.get(sequence)
+        sequence = options.sequence_id
+        # A sequence that begins anew has nothing to wait for.
+        last = None if options.sequence_start else self._steps.get(sequence)
         while last is not None and last.is_pending:
             if deadline.has_passed:
                 raise InferTimeout(
                     f"the last step of sequence {sequence!r} is still unanswered after"
                     f" {in_seconds(deadline.limit)}; this one was not sent.",
+                    hint="Release the lease of that step, so that its reply is read;"
+                    " wait longer, or begin the sequence anew.",
                     timeout=deadline.limit,
                 )
             time.sleep(_STEP_PAUSE)
@@ -197,11 +206,6 @@ class BlockingShell:
             slot.channel.close()
         if attempt:
             time.sleep(_FIRST_PAUSE * 2**attempt)
-
-    def _may_replay(self, slot: Slot) -> bool:
-        """A step of a sequence that has run must not run again."""
-        options = None if slot.prepared is None else slot.prepared.options
-        return self._replay and not (options is not None and options.has_sequence)
 
     def _is_drained(self, slot: Slot, deadline: Deadline) -> bool:
         """Wait until the server has let go of a lost slot; False if it cannot be told.
@@ -266,16 +270,11 @@ class BlockingShell:
             if channel is not None:
                 channel.close()
             channel = slot.channel = self._calls.connect(deadline)
-        for tensor, nbytes in self._exchange.building.outgrown(slot, given):
-            self._memory.grow(slot, tensor, nbytes)
+        for tensor, nbytes in self._exchange.building.outgrown(slot, given, options):
+            self._memory.grow_if_there_is_room(slot, tensor, nbytes)
         if slot.obsolete or any(slot.unregistered()):
             channel = self._register_again(slot, channel, deadline)
-        prepared = slot.prepared
-        if (
-            prepared is None
-            or prepared.given != given
-            or prepared.options is not options
-        ):
+        if slot.prepared is None or not slot.prepared.serves(given, options):
             self._exchange.prepare(slot, given, options)
         return channel
 
@@ -299,10 +298,10 @@ class BlockingShell:
         return f"<BlockingShell over {self._calls!r}>"
 
 
-def _parts(request: bytes, lanes: Sequence[Tensor]) -> list[bytes | memoryview]:
+def _parts(request: bytes, inputs: Sequence[Tensor]) -> list[bytes | memoryview]:
     """A request and the inputs that go behind it."""
     parts: list[bytes | memoryview] = [request]
-    parts += [tensor.content.data for tensor in lanes]
+    parts += [tensor.content.data for tensor in inputs]
     return parts
 
 

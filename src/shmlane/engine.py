@@ -20,6 +20,7 @@ from .errors import (
     AccessRestricted,
     RegionError,
     SharedMemoryDisabled,
+    UnsupportedPlatform,
     WireFallback,
 )
 from .exchange import Exchange
@@ -36,6 +37,14 @@ from .timing import Deadline
 
 _CLOSE_PAUSE = 0.002
 _CLEAN_LIMIT = 0.5
+
+# Why shared memory cannot be used with this server, or on this machine.
+_NOT_SHARED = (
+    RegionError,
+    SharedMemoryDisabled,
+    AccessRestricted,
+    UnsupportedPlatform,
+)
 
 
 class Engine:
@@ -88,7 +97,7 @@ class Engine:
             return cls._open(settings, session, is_shared=settings.memory == "system")
         try:
             return cls._open(settings, session, is_shared=True)
-        except (RegionError, SharedMemoryDisabled, AccessRestricted) as error:
+        except _NOT_SHARED as error:
             engine = cls._open(settings, session, is_shared=False)
             with contextlib.ExitStack() as undo:
                 # Where warnings are errors, nothing stays of it.
@@ -139,10 +148,17 @@ class Engine:
 
     # --- use --------------------------------------------------------------------------
 
-    def drop(self, slot: Slot) -> None:
-        """Give up a request over the wire: what the server still does harms nobody."""
-        if slot.channel is not None:
-            slot.channel.close()
+    def give_up(self, slot: Slot) -> None:
+        """End a request over the wire: what the server still does harms nobody.
+
+        Only the reply to a step of a sequence is waited for, if it can still come: the
+        next step must not overtake this one.
+        """
+        channel = slot.channel
+        if slot.is_step and channel is not None and channel.is_open:
+            return
+        if channel is not None:
+            channel.close()
         self._exchange.withdraw(slot)
 
     # --- telling ----------------------------------------------------------------------
@@ -265,3 +281,5 @@ def _callers_level() -> int:
 def _replace(pool: SlotPool, memory: SessionMemory, slot: Slot) -> None:
     """Put new memory in the place of a slot that must never be used again."""
     pool.replace(slot, memory.make_slots(1)[0])
+    # Nobody waits any more for a step of a sequence that was sent from there.
+    slot.epoch += 2

@@ -176,6 +176,9 @@ class InferFailed(ServerError):
     """The server refused or failed the inference; output content is undefined."""
 
 
+# --- no error ------------------------------------------------------------------------
+
+
 class WireFallback(UserWarning):
     """Tensors go over the wire, because shared memory cannot be used; it says why."""
 

@@ -37,7 +37,12 @@ from .tensors import Tensor
 from .wire import HttpRequests
 
 _REQUEST_ID = "[request id: "
-_TOO_SMALL = re.compile(r"for output '([^']+)' \((\d+) bytes\).* at least (\d+) bytes")
+_TOO_SMALL = re.compile(
+    r"for output '([^']+)' \((\d{1,18}) bytes\).* at least (\d{1,18}) bytes"
+)
+
+
+_NO_ELEMENT = np.empty((), object)
 
 
 class Verdict(Enum):
@@ -142,10 +147,10 @@ class Exchange:
         accepted = Answer(answer, wire, options.id if options else "")
         # The head alone would pass for any reply of the same length; and a connection
         # that ends with its reply is closed only if the reply is read.
-        is_whole = reply.keep_alive and raw.endswith(b"\r\n\r\n" + reply.body)
         # What came over the wire comes anew each time, and memory that nobody looks at
         # is received into again.
-        if is_whole and not wire:
+        can_be_known = not wire and reply.keep_alive
+        if can_be_known and raw.endswith(b"\r\n\r\n" + reply.body):
             prepared.remember(slot.turn, raw, accepted)
         return accepted
 
@@ -177,10 +182,13 @@ class Exchange:
             )
         if match := _TOO_SMALL.search(text):
             name, given, needed = match[1], int(match[2]), int(match[3])
+            spec = self.metadata.outputs.get(name)
+            what = "bytes" if spec is not None and spec.is_bytes else "shape"
             return InferFailed(
                 f"output {name!r} needs {needed} bytes, its block has {given}; the"
                 " model has run.",
-                hint=f"Declare its largest shape: outputs={{{name!r}: shape}}.",
+                hint=f"Declare how large it can be, outputs={{{name!r}: {what}}}, or"
+                " let the model run again then, rerun=True.",
                 status=reply.status,
                 text=text,
                 output=name,
@@ -233,12 +241,12 @@ def _take_outputs(
         try:
             if output.data is not None:
                 wire[tensor.name] = _array(tensor, output, classes=classes)
-            elif tensor.spec.is_bytes:
-                tensor.shape = output.shape
             elif output.shape != tensor.shape:
                 # Replies known by their bytes stand for the shapes of their time. They
                 # go first: Ctrl-C in between must not leave one that does not fit.
                 prepared.forget()
+                # For BYTES no array is made yet that could refuse the shape.
+                np.broadcast_to(_NO_ELEMENT, output.shape)
                 tensor.reshape(output.shape)
         except (ValueError, OverflowError) as error:
             raise _misfit(tensor, output, "no array can have that shape") from error
@@ -268,15 +276,13 @@ def _check_output(
 ) -> None:
     """Refuse bytes that are not there, or not what the reply says they are."""
     wanted = BYTES if classes else tensor.spec.datatype
-    room = 0 if tensor.name in prepared.wire else tensor.capacity
+    room = 0 if tensor.name in prepared.wire_outputs else tensor.capacity
     place = room if output.data is None else len(output.data)
-    if wanted == BYTES:
-        # Each element has its length in front of it. They are read when asked for.
-        nbytes = 4 * math.prod(output.shape)
-        fits = nbytes <= place
-    else:
-        nbytes = tensor.spec.nbytes(output.shape)
-        fits = nbytes <= place if output.data is None else nbytes == place
+    # Elements of BYTES have their lengths in front of them: read when asked for.
+    least = 4 * math.prod(output.shape)
+    nbytes = least if wanted == BYTES else tensor.spec.nbytes(output.shape)
+    is_exact = output.data is not None and wanted != BYTES
+    fits = nbytes == place if is_exact else nbytes <= place
     if not fits or output.datatype != wanted:
         reason = f"that does not fit {place} bytes of {tensor.spec!r}"
         raise _misfit(tensor, output, reason)

@@ -126,8 +126,11 @@ def _chosen_outputs(
     """The outputs that are wanted, in the caller's order."""
     if isinstance(outputs, str):
         raise UsageError(f"outputs={outputs!r} is one string; give a list of names.")
+    asked = list(metadata.outputs if outputs is None else outputs)
+    if not all(isinstance(name, str) for name in asked):
+        raise UsageError(f"outputs={outputs!r}: give names of outputs.")
     # Each name once, as every slot has one block of that name.
-    names = dict.fromkeys(metadata.outputs if outputs is None else outputs)
+    names = dict.fromkeys(asked)
     if not names:
         raise UsageError("outputs=[] asks for nothing; name at least one output.")
     sizes = outputs if isinstance(outputs, Mapping) else {}

@@ -41,7 +41,9 @@ class LeaseHost(Protocol):
 
 
 class Result(Mapping[str, Array]):
-    """The outputs of one inference, by name: writable arrays over shared memory.
+    """The outputs of one inference, by name: writable arrays over the slot's memory.
+
+    What came over the wire lies in memory of its own; BYTES are copies.
 
     Valid until the lease ends or infers again; then `LeaseExpired`. Arrays taken before
     stay readable for as long as anybody holds them, and keep their slot from being used
@@ -67,8 +69,7 @@ class Result(Mapping[str, Array]):
         if self._answer.wire and name in self._answer.wire:
             return self._answer.wire[name]
         if tensor.spec.is_bytes:
-            assert tensor.shape is not None
-            return decode(tensor.root.data, tensor.shape)
+            return decode(tensor.root.data, tensor.shape or ())
         view: Array = tensor.array[...]
         return view
 
@@ -80,13 +81,19 @@ class Result(Mapping[str, Array]):
 
     def copy(self) -> dict[str, Array]:
         """All outputs as arrays of their own, which outlive the lease."""
+        return {name: self[name].copy() for name in self}
+
+    def _take(self) -> dict[str, Array]:
+        """As `copy`, for the last to look at this: what lies in no slot is not copied.
+
+        Arrays that came over the wire lie in memory that is theirs while they live.
+        """
         return {
-            name: self[name].copy() if self._is_view(name) else self[name]
+            name: self[name].copy() if self._is_in_slot(name) else self[name]
             for name in self
         }
 
-    def _is_view(self, name: str) -> bool:
-        """Whether this output is an array over the memory of the slot."""
+    def _is_in_slot(self, name: str) -> bool:
         is_bytes = self._slot.outputs[name].spec.is_bytes
         return name not in self._answer.wire and not is_bytes
 
@@ -108,8 +115,12 @@ class Result(Mapping[str, Array]):
     def __repr__(self) -> str:
         if self._slot.epoch != self._epoch:
             return "<Result expired>"
-        shapes = ", ".join(f"{name} {list(self[name].shape)}" for name in self)
-        return f"<Result {shapes}>"
+        wire = self._answer.wire
+        shapes = (
+            f"{name} {list(wire[name].shape if name in wire else tensor.shape or ())}"
+            for name, tensor in self._slot.outputs.items()
+        )
+        return f"<Result {', '.join(shapes)}>"
 
 
 class BaseLease(Holder):
@@ -180,9 +191,7 @@ class BaseLease(Holder):
         tensor = self._input(slot, name)
         if tensor.spec.is_bytes:
             raise _no_view(tensor)
-        # The shape that it has needs no check.
-        if type(shape) is not tuple or shape != tensor.shape:
-            self._reshape(slot, tensor, shape)
+        self._reshape(slot, tensor, shape)
         self._given |= tensor.bit
         view: Array = tensor.array[...]
         return view
@@ -209,12 +218,10 @@ class BaseLease(Holder):
         self._given |= tensor.bit
 
     def _fill(self, slot: Slot, tensor: Tensor, source: Array) -> None:
-        shape = _filled_shape(tensor, source)
-        view = self.view(tensor.name, shape)
+        self._reshape(slot, tensor, _filled_shape(tensor, source.shape))
         try:
-            np.copyto(view, source, casting="unsafe")
+            np.copyto(tensor.array, source, casting="unsafe")
         except (TypeError, ValueError, OverflowError) as error:
-            self._given &= ~tensor.bit
             raise TensorMismatch(
                 f"input {tensor.name!r} cannot take what was given: {error}.",
                 tensor=tensor.name,
@@ -224,11 +231,11 @@ class BaseLease(Holder):
         self, slot: Slot, tensor: Tensor, source: Any, *, cast: bool
     ) -> None:
         elements = Elements.of(source, name=tensor.name, cast=cast)
-        shape = tensor.spec.check_shape(elements.shape)
+        shape = tensor.spec.check_shape(_filled_shape(tensor, elements.shape))
         if elements.nbytes > tensor.capacity:
             self._host._grow(slot, tensor, elements.nbytes)
         if (shape, elements.nbytes) != (tensor.shape, tensor.nbytes):
-            slot.reshape_elements(tensor, shape, elements.nbytes)
+            slot.reshape(tensor, shape, elements.nbytes)
         elements.write_into(tensor.root.data[: elements.nbytes])
 
     def _lend(self, name: str, array: Any, *, cast: bool) -> None:
@@ -242,8 +249,8 @@ class BaseLease(Holder):
             if not tensor.spec.is_bytes:
                 array = _source(tensor, array, cast=cast)
                 if array.dtype == tensor.spec.dtype and array.flags.c_contiguous:
-                    shape = tensor.spec.check_shape(_filled_shape(tensor, array))
-                    slot.lend(tensor, array, shape)
+                    self._reshape(slot, tensor, _filled_shape(tensor, array.shape))
+                    slot.lend(tensor, array)
                     self._given |= tensor.bit
                     return
         self.write(name, array, cast=cast)
@@ -292,6 +299,9 @@ class BaseLease(Holder):
             raise unknown_tensor(slot.inputs, name, "input") from None
 
     def _reshape(self, slot: Slot, tensor: Tensor, shape: Iterable[int]) -> None:
+        # The shape that it has needs no check.
+        if type(shape) is tuple and shape == tensor.shape:
+            return
         checked = tensor.spec.check_shape(shape)
         nbytes = tensor.spec.nbytes(checked)
         if nbytes > tensor.capacity:
@@ -355,9 +365,8 @@ def _source(tensor: Tensor, given: Any, *, cast: bool) -> Array:
     )
 
 
-def _filled_shape(tensor: Tensor, source: Array) -> Shape:
-    """The shape that the input takes; one number fills a tensor of one element."""
-    shape: Shape = source.shape
+def _filled_shape(tensor: Tensor, shape: Shape) -> Shape:
+    """The shape that the input takes; one element fills a tensor of one element."""
     spec = tensor.spec
     if not shape and spec.shape and all(size in (1, -1) for size in spec.shape):
         return (1,) * len(spec.shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 
-from .errors import OutOfSharedMemory, PoolClosed
+from .errors import OutOfSharedMemory, PoolClosed, RegionError
 from .header import RegionHeader
 from .layout import SlotLayout, TensorPlan
 from .private import PrivateMemory
@@ -65,7 +65,18 @@ class SessionMemory:
         The content is not kept. On error the tensor keeps its old block.
         """
         self._move(slot, tensor, max(nbytes, tensor.capacity * 3 // 2))
-        self.growths += 1
+        self.growths += self.is_shared
+
+    def grow_if_there_is_room(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
+        """As `grow`; where the machine has no room, the tensor keeps its old block.
+
+        Then it goes over the wire. The session's own limit is an error all the same.
+        """
+        try:
+            self.grow(slot, tensor, nbytes)
+        except RegionError as error:
+            if "limit" in error.context:
+                raise
 
     def move_outputs(self, slot: Slot) -> None:
         """New blocks for all outputs: a server that is out of reach may write the old.
@@ -114,7 +125,7 @@ class SessionMemory:
 
     def _make_region(self, header: RegionHeader) -> Memory:
         limit, wanted = self._options.max_bytes, self.nbytes + header.region_bytes
-        if limit is not None and wanted > limit:
+        if self.is_shared and limit is not None and wanted > limit:
             raise OutOfSharedMemory(
                 f"the session would hold {wanted} bytes of shared memory, its limit is"
                 f" {limit}.",

@@ -23,6 +23,9 @@ T = TypeVar("T")
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 
+# Of 8 bytes each, they are as many as an address can tell apart.
+MOST_ELEMENTS = 1 << 59
+
 # Characters of a malformed answer that an error repeats.
 _SHOWN = 80
 
@@ -112,6 +115,14 @@ class TensorSpec:
             raise self._mismatch(shape) from None
         if not self._allows(given):
             raise self._mismatch(given)
+        # Empty tensors too: NumPy multiplies the other sizes.
+        if math.prod(max(size, 1) for size in given) > MOST_ELEMENTS:
+            raise TensorMismatch(
+                f"tensor {self.name!r} cannot have shape {given}: that is beyond any"
+                " memory.",
+                tensor=self.name,
+                given=given,
+            )
         if self.max_batch and given[0] > self.max_batch:
             raise TensorMismatch(
                 f"tensor {self.name!r} cannot have shape {given}: the model takes"

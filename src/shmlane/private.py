@@ -11,11 +11,13 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
+from .errors import RegionError
+
 
 class PrivateMemory:
     """Memory of `nbytes` bytes: zeros at first, taken from the machine as it is used.
 
-    Arrays over it keep it alive.
+    Arrays over it keep it alive. Raises `RegionError` where there cannot be so much.
     """
 
     is_shared = False
@@ -23,7 +25,13 @@ class PrivateMemory:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._mapping = mmap.mmap(-1, max(nbytes, 1))
+        try:
+            self._mapping = mmap.mmap(-1, max(nbytes, 1))
+        except (OSError, OverflowError) as error:
+            raise RegionError(
+                f"there is no room for {nbytes} bytes of memory: {error}.",
+                nbytes=nbytes,
+            ) from error
 
     def array(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """A writable byte array over part of the memory."""

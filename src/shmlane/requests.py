@@ -6,6 +6,7 @@ about outputs whose size the model leaves open. Refuses to judge replies (`excha
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 
@@ -31,6 +32,7 @@ class RequestBuilding:
         self.sizes = OutputSizes()
         self._requests = requests
         self._rerun = rerun
+        self._lock = threading.Lock()
         # Requests that ask for outputs by what is expected of their size.
         self._hopeful: weakref.WeakSet[Prepared] = weakref.WeakSet()
 
@@ -43,6 +45,8 @@ class RequestBuilding:
                 {name: each.spec for name, each in slot.outputs.items()}
             )
         sent = [tensor for tensor in slot.inputs.values() if tensor.bit & given]
+        if options is not None and options.classification:
+            _check_ranked(sent)
         inputs = [_input_reference(tensor) for tensor in sent]
         key = _key(slot, given)
         batch = _batch(slot, given)
@@ -58,16 +62,19 @@ class RequestBuilding:
             given=given,
             ids=ids,
             options=options,
-            lanes=[
+            wire_inputs=[
                 tensor
                 for tensor, each in zip(sent, inputs, strict=True)
                 if each.nbytes and not each.region
             ],
-            wire=frozenset(output.name for output in outputs if not output.region),
+            wire_outputs=frozenset(
+                output.name for output in outputs if not output.region
+            ),
             key=key,
         )
         if key is not None:
-            self._hopeful.add(slot.prepared)
+            with self._lock:
+                self._hopeful.add(slot.prepared)
 
     def _build(
         self,
@@ -126,14 +133,18 @@ class RequestBuilding:
             return None
         return self.sizes.expected(tensor.name, key, rerun=self._rerun)
 
-    def outgrown(self, slot: Slot, given: int) -> list[tuple[Tensor, int]]:
+    def outgrown(
+        self, slot: Slot, given: int, options: RequestOptions | None = None
+    ) -> list[tuple[Tensor, int]]:
         """Outputs whose block is too small for such a request, and what they need."""
         if not slot.is_shared:
             return []
+        classified = options.classification if options is not None else ()
         batch, key = _batch(slot, given), _key(slot, given)
         sizes = [
             (tensor, self._output_nbytes(tensor, batch, key))
             for tensor in slot.outputs.values()
+            if tensor.name not in classified
         ]
         return [
             (tensor, nbytes)
@@ -145,12 +156,16 @@ class RequestBuilding:
         """Remember the sizes of outputs that the model leaves open."""
         if prepared.key is None:
             return
+        options = prepared.options
+        classified = options.classification if options is not None else ()
         for output in answer.outputs:
             tensor = slot.outputs.get(output.name)
-            if tensor is None or not _is_open(tensor):
+            if tensor is None or output.name in classified or not _is_open(tensor):
                 continue
-            nbytes = tensor.nbytes if output.data is None else len(output.data)
-            self.note_size(prepared, output.name, nbytes)
+            if output.data is not None:
+                self.note_size(prepared, output.name, len(output.data))
+            elif not tensor.spec.is_bytes:
+                self.note_size(prepared, output.name, tensor.nbytes)
 
     def note_size(self, prepared: Prepared, output: str, nbytes: int) -> None:
         """So large was an output, whether it came or did not fit.
@@ -159,13 +174,27 @@ class RequestBuilding:
         """
         key = prepared.key
         # Without a key, what was declared is too small, whatever the inputs.
-        if self.sizes.learn(output, key or (), nbytes) and key is not None:
-            for other in list(self._hopeful):
-                if other.key == key:
-                    other.spoil()
+        if not self.sizes.learn(output, key or (), nbytes):
+            return
+        with self._lock:
+            hopeful = list(self._hopeful)
+        for other in hopeful:
+            other.spoil()
 
     def __repr__(self) -> str:
         return f"<RequestBuilding {self.sizes!r}>"
+
+
+def _check_ranked(sent: Sequence[Tensor]) -> None:
+    """A server that is to rank an output without elements dies of it (seen in 2.51)."""
+    for tensor in sent:
+        if not tensor.nbytes:
+            raise TensorMismatch(
+                f"RequestOptions(classification=): input {tensor.name!r} has no"
+                " elements, so that an output may have none to be ranked.",
+                hint="Leave out the classification, or the call.",
+                tensor=tensor.name,
+            )
 
 
 def _check_wire(inputs: Sequence[TensorRef]) -> None:

@@ -75,6 +75,10 @@ class Lease(BaseLease):
         engine = host._engine
         if engine is None or host._state is not _State.OPEN:
             raise host._unusable()
+        if options is not None and not isinstance(options, RequestOptions):
+            raise UsageError(
+                f"options is a {type(options).__name__}: give RequestOptions(...)."
+            )
         limit = host._timeouts.infer if timeout is DEFAULT else _limit(timeout)
         # Whatever was read before expires, also if this fails.
         slot.epoch = epoch = slot.epoch + 1
@@ -274,7 +278,7 @@ class Session:
             for name, array in inputs.items():
                 lease._lend(name, array, cast=cast)
             left = DEFAULT if deadline is None else deadline.remaining
-            return lease.infer(timeout=left, options=options).copy()
+            return lease.infer(timeout=left, options=options)._take()
 
     def warmup(self) -> None:
         """Connect every free slot, and run the model once on each with zeros.
@@ -326,7 +330,7 @@ class Session:
         if engine is None or self._state is _State.FORKED:
             return
         if slot.server_hold and not slot.is_shared:
-            engine.drop(slot)
+            engine.give_up(slot)
         if slot.server_hold:
             engine.receiver.take_over(lease)
         else:

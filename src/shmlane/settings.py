@@ -60,6 +60,7 @@ class Settings:
         _check_types(
             url=(url, str),
             model=(model, str),
+            outputs=(outputs, Iterable),
             rerun=(rerun, bool),
             shapes=(shapes, Mapping),
             connection=(connection, Connection),
@@ -71,8 +72,7 @@ class Settings:
         return cls(
             url=url,
             model=model,
-            # A number is what most people write.
-            version=str(version),
+            version=_checked_version(version),
             slots=_checked_count(slots),
             memory=_checked_memory(memory),
             shapes=shapes,
@@ -85,7 +85,7 @@ class Settings:
             requests=HttpRequests(
                 endpoint.host_header,
                 model,
-                version=str(version),
+                version=_checked_version(version),
                 headers=connection.headers,
             ),
         )
@@ -100,6 +100,15 @@ def _check_types(**arguments: tuple[object, type]) -> None:
                 f"{name}={value!r} must be a {wanted.__name__}, not a"
                 f" {type(value).__name__}."
             )
+
+
+def _checked_version(version: object) -> str:
+    """A number is what most people write."""
+    if isinstance(version, (str, int)) and not isinstance(version, bool):
+        return str(version)
+    raise UsageError(
+        f"version={version!r} is no model version: give a number, or '' for the latest."
+    )
 
 
 def _checked_memory(memory: str) -> str:

@@ -7,8 +7,8 @@ Why so careful: an output asked for in shared memory must fit its block. If it d
 the server says so only after the model has run, and the result is gone: the call costs
 a second run, or fails where none is allowed. Over the wire any size comes. So a size is
 expected only where nothing speaks against it: as long as inputs of the same shapes have
-given outputs of that one size. Seen with two sizes, it depends on what the inputs hold,
-and is not expected again.
+given outputs of that one size. An output that had two sizes for the same shapes depends
+on what the inputs hold, and none is expected of it again, whatever the shapes.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ class OutputSizes:
     what is known already, is a look into a dict.
     """
 
-    __slots__ = ("_largest", "_lock", "_seen")
+    __slots__ = ("_largest", "_lock", "_seen", "_varying")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[str, dict[Key, _Seen]] = {}
         self._largest: dict[str, int] = {}
+        self._varying: set[str] = set()
 
     def expected(self, output: str, key: Key, *, rerun: bool = False) -> int | None:
         """Bytes to have room for; None if nobody knows, and the wire must be taken.
@@ -66,14 +67,16 @@ class OutputSizes:
         rerun: the model may run again where the block was too small. Then the largest
         size that came with `key` is expected of outputs of many sizes.
         """
+        if output in self._varying and not rerun:
+            return None
         seen = self._seen.get(output, _NONE).get(key, _UNSEEN)
         return seen.expected(rerun=rerun)
 
     def learn(self, output: str, key: Key, nbytes: int) -> bool:
         """`nbytes` came, or were too many for the block, in a request with `key`.
 
-        True if another size is expected of `key` from now on, with `rerun` or without:
-        what other slots have prepared for it asks for the output in the wrong way.
+        True if another size is expected from now on, with `rerun` or without: what
+        other slots have prepared asks for the output in the wrong way.
         """
         seen = self._seen.get(output, _NONE).get(key)
         if seen is not None and seen.after(nbytes) == seen:
@@ -84,15 +87,20 @@ class OutputSizes:
     def _note(self, output: str, key: Key, nbytes: int) -> bool:
         self._largest[output] = max(nbytes, self._largest.get(output, 0))
         keys = self._seen.setdefault(output, {})
-        before = keys.get(key)
-        after = _Seen(nbytes) if before is None else before.after(nbytes)
+        before = keys.get(key, _UNSEEN)
+        after = _Seen(nbytes) if key not in keys else before.after(nbytes)
+        is_varying = output in self._varying
         keys[key] = after
         if len(keys) > MAX_KEYS:
             del keys[next(iter(keys))]
-        known = before or _UNSEEN
+        if after.varies and not is_varying:
+            # Nothing is expected for any key from now on.
+            self._varying.add(output)
+            return True
+        ways = (True,) if is_varying else (False, True)
         return any(
-            known.expected(rerun=rerun) != after.expected(rerun=rerun)
-            for rerun in (False, True)
+            before.expected(rerun=rerun) != after.expected(rerun=rerun)
+            for rerun in ways
         )
 
     def largest(self, output: str) -> int:

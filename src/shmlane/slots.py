@@ -91,15 +91,16 @@ class RootWatch(weakref.ref[Array]):
 
 
 class Prepared:
-    """Two finished requests with ids "0" and "1", used in turn, and their replies.
+    """Two finished requests, used in turn, and their replies.
 
-    A reply equal to the last checked one of the same id needs no parsing. Two ids,
-    because a reply that something in between sent twice would otherwise pass for the
-    answer to the next request. A caller's own id stands in both.
+    A reply equal to the last checked one of the same id needs no parsing. Their ids are
+    "0" and "1", because a reply that something in between sent twice would otherwise
+    pass for the answer to the next request. A caller's own id stands in both: they are
+    sent once.
 
-    given: bits of the inputs that are sent. lanes: the inputs that go behind the
-    request, over the wire. wire: the outputs that come over it. key: the shapes of the
-    inputs, where sizes of outputs depend on them.
+    given: bits of the inputs that are sent. wire_inputs: those of them that go behind
+    the request. wire_outputs: outputs that come behind the reply. key: the shapes of
+    the inputs, where sizes of outputs depend on them.
     """
 
     __slots__ = (
@@ -108,11 +109,11 @@ class Prepared:
         "given",
         "ids",
         "key",
-        "lanes",
         "options",
         "replies",
         "requests",
-        "wire",
+        "wire_inputs",
+        "wire_outputs",
     )
 
     def __init__(
@@ -122,18 +123,22 @@ class Prepared:
         given: int,
         ids: tuple[str, str] = ("0", "1"),
         options: RequestOptions | None = None,
-        lanes: Sequence[Tensor] = (),
-        wire: frozenset[str] = frozenset(),
+        wire_inputs: Sequence[Tensor] = (),
+        wire_outputs: frozenset[str] = frozenset(),
         key: Key | None = None,
     ) -> None:
         self.requests = requests
         self.given = given
         self.ids = ids
         self.options = options
-        self.lanes = lanes
-        self.wire = wire
+        self.wire_inputs = wire_inputs
+        self.wire_outputs = wire_outputs
         self.key = key
         self.forget()
+
+    def serves(self, given: int, options: RequestOptions | None) -> bool:
+        """Whether the next request, with these inputs and options, is one of these."""
+        return self.given == given and self.options is options
 
     def spoil(self) -> None:
         """Have another prepared before the next request."""
@@ -283,39 +288,26 @@ class Slot:
         """Whether the server reads and writes the slot's memory itself."""
         return bool(self.registrations)
 
-    def reshape(self, tensor: Tensor, shape: Shape) -> None:
-        """Give `tensor` another shape that fits its block."""
+    @property
+    def is_step(self) -> bool:
+        """Whether the last request was a step of a sequence."""
+        options = None if self.prepared is None else self.prepared.options
+        return options is not None and options.has_sequence
+
+    def reshape(self, tensor: Tensor, shape: Shape, nbytes: int = 0) -> None:
+        """Give `tensor` another shape that fits its block; `nbytes` if it is BYTES."""
         self.prepared = None
-        tensor.reshape(shape)
+        tensor.reshape(shape, nbytes)
 
-    def reshape_elements(self, tensor: Tensor, shape: Shape, nbytes: int) -> None:
-        """Give a BYTES `tensor` that shape, and so many bytes of its block."""
-        self.prepared = None
-        tensor.shape = shape
-        tensor.nbytes = nbytes
-
-    def lend(self, tensor: Tensor, array: Array, shape: Shape) -> None:
-        """Send `array` over the wire, as one of that shape, in the place of the block.
-
-        The block keeps its size: nothing of it is looked at meanwhile.
-        """
-        if shape != tensor.shape:
-            self.prepared = None
-        if tensor.lent is None:
-            tensor.own_size = tensor.shape, tensor.nbytes
-        tensor.lent = array
-        tensor.shape = shape
-        tensor.nbytes = array.nbytes
+    def lend(self, tensor: Tensor, array: Array) -> None:
+        """Send `array`, which has the tensor's shape, in the place of the block."""
+        # First: interrupted after it, loans are looked for in vain, and ended.
         self.has_loans = True
+        tensor.lent = array
 
     def end_loans(self) -> None:
         """Let go of callers' arrays; the blocks are what is sent again."""
         for tensor in self.inputs.values():
-            if tensor.lent is None:
-                continue
-            if tensor.own_size[0] != tensor.shape:
-                self.prepared = None
-            tensor.shape, tensor.nbytes = tensor.own_size
             tensor.lent = None
         self.has_loans = False
 

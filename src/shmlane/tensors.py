@@ -95,7 +95,6 @@ class Tensor:
         "name",
         "nbytes",
         "offset",
-        "own_size",
         "plan",
         "registration",
         "resting",
@@ -113,18 +112,21 @@ class Tensor:
         self.bit = bit
         self.view_bit = 0 if plan.spec.is_bytes else bit
         self.lent: Array | None = None
-        self.own_size: tuple[Shape | None, int] = (None, 0)
 
     def bind(self, registration: Registration, offset: int, capacity: int) -> None:
         """Lie at `offset` of the registered region from now on."""
-        fits = self.default is not None and self.spec.nbytes(self.default) <= capacity
-        self._renew_arrays(
-            registration, offset, capacity, self.default if fits else None
-        )
+        shape, nbytes = self.default, 0
+        if shape is not None:
+            nbytes = self.spec.nbytes(shape)
+        if nbytes > capacity:
+            shape, nbytes = None, 0
+        self._renew_arrays(registration, offset, capacity, shape, nbytes)
 
     def revive(self) -> None:
         """Make new arrays over the same block, whose old ones died."""
-        self._renew_arrays(self.registration, self.offset, self.capacity, self.shape)
+        self._renew_arrays(
+            self.registration, self.offset, self.capacity, self.shape, self.nbytes
+        )
 
     def _renew_arrays(
         self,
@@ -132,12 +134,10 @@ class Tensor:
         offset: int,
         capacity: int,
         shape: Shape | None,
+        nbytes: int,
     ) -> None:
         # Views of an old root keep the old one and its mapping.
         root = registration.region.array(offset, capacity)
-        # Elements of bytes are written anew in each lease.
-        shape = None if self.spec.is_bytes else shape
-        nbytes = 0 if shape is None else self.spec.nbytes(shape)
         array = self._shaped(root, shape, nbytes)
         # Nothing is called in between: Ctrl-C finds all of this done, or nothing.
         self.registration = registration
@@ -151,9 +151,13 @@ class Tensor:
         # Counted where no view can exist yet.
         self.resting = getrefcount(self.root)
 
-    def reshape(self, shape: Shape) -> None:
-        """Take the shape that `array` has; the caller has checked that it fits."""
-        nbytes = self.spec.nbytes(shape)
+    def reshape(self, shape: Shape, nbytes: int = 0) -> None:
+        """Take the shape that `array` has; the caller has checked that it fits.
+
+        nbytes: of the elements of a BYTES tensor, 0 where nobody has counted them.
+        """
+        if not self.spec.is_bytes:
+            nbytes = self.spec.nbytes(shape)
         array = self._shaped(self.root, shape, nbytes)
         self.array = array
         self.shape = shape
