@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -28,8 +28,6 @@ from .metadata import Array, Shape, unknown_tensor
 from .slots import Holder, Slot
 from .sources import as_array
 from .tensors import Tensor
-
-Self = TypeVar("Self", bound="BaseLease")
 
 
 class LeaseHost(Protocol):
@@ -265,7 +263,7 @@ class BaseLease(Holder):
         if self._hold:
             self._host._give_back(self)
 
-    def __enter__(self: Self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

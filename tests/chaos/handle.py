@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -31,7 +31,7 @@ _STACKS_WITHIN = 5.0
 
 def clock() -> str:
     """The time of day as the server's log has it."""
-    return f"{datetime.now(tz=timezone.utc):%H:%M:%S.%f}"
+    return f"{datetime.now(tz=UTC):%H:%M:%S.%f}"
 
 
 class ChaosFailure(AssertionError):

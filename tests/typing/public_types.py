@@ -11,7 +11,7 @@ import shmlane
 from shmlane.server import TritonServer
 
 if TYPE_CHECKING:
-    from typing_extensions import assert_type
+    from typing import assert_type
 
     AnyArray = npt.NDArray[Any]
 
