@@ -13,9 +13,9 @@ import pytest
 
 from shmlane import RequestOptions, Session
 from tests.polling import eventually
-from tests.sessions import region_files
 from tests.unit.asked import doubling, session_on, words
 from tests.unit.interleaving import CtrlC, every
+from tests.unit.one_slot import files_of
 
 SLOTS = 2
 STALE = np.full(8, 7.0, np.float32)
@@ -68,7 +68,6 @@ def all_slots_serve(session: Session, value: float) -> None:
 
 @pytest.mark.parametrize("use", [infer, infer_with_an_id, fill_and_infer])
 def test_ctrl_c_at_any_moment_over_the_wire(use: Callable[[Session], None]) -> None:
-    before = region_files()
     with session_on(doubling(), memory="wire", slots=SLOTS) as (server, session):
         use(session)
         for number, _ in enumerate(
@@ -76,21 +75,21 @@ def test_ctrl_c_at_any_moment_over_the_wire(use: Callable[[Session], None]) -> N
         ):
             all_slots_serve(session, number)
         assert session.stats().spare_slots == 0
-        assert (server.regions, region_files() - before) == ({}, set())
+        assert (server.regions, files_of(server)) == ({}, [])
 
 
 @pytest.mark.parametrize("use", [infer_with_an_id, learn])
 def test_ctrl_c_at_any_moment_through_shared_memory(
     use: Callable[[Session], None],
 ) -> None:
-    before = region_files()
     with session_on(doubling(), slots=SLOTS, shapes={"X": (8,)}) as (server, session):
         for number, _ in enumerate(
             every(lambda moment: CtrlC(lambda: use(session), moment))
         ):
             all_slots_serve(session, number)
         assert session.stats().spare_slots == 0
-    assert (server.regions, region_files() - before) == ({}, set())
+        session.close()
+        assert (server.regions, files_of(server)) == ({}, [])
 
 
 @pytest.mark.parametrize("memory", ["system", "wire"])
@@ -111,6 +110,5 @@ def test_ctrl_c_at_any_moment_of_opening_over_the_wire() -> None:
             with Session(server.url, "doubling", memory=memory, slots=1) as session:
                 session.infer({"X": STALE})
 
-        before = region_files()
         for _ in every(lambda moment: CtrlC(lambda: use("wire"), moment)):
-            assert (server.regions, region_files() - before) == ({}, set())
+            assert (server.regions, files_of(server)) == ({}, [])

@@ -132,7 +132,7 @@ def test_a_block_that_is_too_small_is_named_with_both_sizes() -> None:
     assert type(failure) is InferFailed
     sizes = {name: failure.context[name] for name in ("output", "needed", "given")}
     assert sizes == {"output": "Y", "needed": 768, "given": 16}
-    assert "outputs={'Y': shape}" in failure.hint
+    assert "outputs={'Y': " in failure.hint
     assert not is_held(slot)
 
 

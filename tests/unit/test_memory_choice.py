@@ -27,8 +27,8 @@ from shmlane import (
     WireFallback,
 )
 from shmlane.testing import ScriptedServer
-from tests.sessions import region_files
 from tests.unit.asked import QUICK, places, scores
+from tests.unit.one_slot import files_of
 from tests.unit.scripted import SMALL
 
 ROW = np.arange(4, dtype=np.float32)[None]
@@ -81,11 +81,9 @@ def case(
 
 @pytest.fixture
 def server(case: Case) -> Iterator[ScriptedServer]:
-    before = region_files()
     with ScriptedServer([scores()], **case.server) as server:
         yield server
-        assert server.regions == {}
-    assert region_files() <= before
+        assert (server.regions, files_of(server)) == ({}, [])
 
 
 def session_of(server: ScriptedServer, **options: Any) -> Session:

@@ -23,19 +23,19 @@ from shmlane import (
 )
 from shmlane.testing import Close, ScriptedServer, Status
 from tests.polling import eventually
-from tests.sessions import Array, region_files
+from tests.sessions import Array
 from tests.unit.asked import asked, doubling, scores, session_on, slots_of
 from tests.unit.children import run_python
+from tests.unit.one_slot import files_of
 
 ROW = np.arange(4, dtype=np.float32)[None]
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[ScriptedServer, Session]]:
-    before = region_files()
     with session_on(doubling(), memory="wire", slots=2) as (server, session):
         yield server, session
-        assert region_files() <= before
+        assert files_of(server) == []
         assert server.regions == {}
     assert not any("shared" in request.path for request in server.requests)
 
