@@ -27,12 +27,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .errors import OutOfSharedMemory, RegionError, UnsupportedPlatform, UsageError
+from .errors import RegionError, UnsupportedPlatform, UsageError
+from .room import SHM_DIRECTORY, check_room, free_bytes, out_of_memory
 
 if sys.platform == "linux":
     import fcntl
 
-SHM_DIRECTORY = "/dev/shm"
 PREFIX = "shmlane."
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -178,7 +178,7 @@ class Region:
         fd = os.open(SHM_DIRECTORY, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
             os.fchmod(fd, options.mode)
-            _check_room(fd, self.nbytes)
+            check_room(fd, self.nbytes)
             os.ftruncate(fd, self.nbytes)
             self._lock.take(fd)
             mapping = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED)
@@ -294,33 +294,6 @@ def _require_linux() -> None:
         )
 
 
-def _check_room(fd: int, nbytes: int) -> None:
-    """Refuse before any page is taken what the file system or the machine lacks.
-
-    A tmpfs may promise more than there is, and there the answer to reserving all, or
-    nearly all, is the out-of-memory killer.
-    """
-    room, memory = _free_bytes(fd), _available_memory()
-    if nbytes > min(room, memory):
-        raise _out_of_memory(nbytes, min(room, memory), ram=memory < room)
-
-
-def _free_bytes(fd: int) -> int:
-    room = os.fstatvfs(fd)
-    # A tmpfs without a limit has no blocks at all.
-    return room.f_bavail * room.f_frsize if room.f_blocks else sys.maxsize
-
-
-def _available_memory() -> int:
-    """What may be taken without anyone being killed for it (proc(5): MemAvailable)."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as meminfo:
-        for line in meminfo:
-            if line.startswith("MemAvailable:"):
-                # An estimate: close to it, the killer came. Others live on the rest.
-                return int(line.split()[1]) * 1024 // 16 * 15
-    return sys.maxsize
-
-
 def _failed(what: str, error: OSError, **context: Any) -> RegionError:
     hint = (
         f"{SHM_DIRECTORY} must be a tmpfs that this user may write to, and /proc must"
@@ -330,23 +303,6 @@ def _failed(what: str, error: OSError, **context: Any) -> RegionError:
         hint = "This process has no descriptor left: see ulimit -n."
     text = f"could not {what} in {SHM_DIRECTORY}: {error.strerror}."
     return RegionError(text, hint=hint, errno=error.errno, **context)
-
-
-def _out_of_memory(nbytes: int, free: int, *, ram: bool = False) -> OutOfSharedMemory:
-    lack = f"{SHM_DIRECTORY} has too little room"
-    remedy = (
-        "remove files nobody uses, or make it larger (docker run --shm-size, mount -o"
-        " remount,size=)"
-    )
-    if ram:
-        lack = "this machine has too little memory"
-        remedy = f"or end what uses memory: a larger {SHM_DIRECTORY} would not help"
-    return OutOfSharedMemory(
-        f"{lack}: wanted {nbytes} bytes, {free} are free.",
-        hint=f"Use fewer slots or smaller shapes, {remedy}.",
-        wanted=nbytes,
-        free=free,
-    )
 
 
 def _fill(fd: int, mapping: mmap.mmap, options: RegionOptions) -> None:
@@ -363,7 +319,7 @@ def _fill(fd: int, mapping: mmap.mmap, options: RegionOptions) -> None:
             if error.errno != errno.ENOSPC:
                 raise
             ours = os.fstat(fd).st_blocks * _BLOCK_BYTES
-            raise _out_of_memory(nbytes, _free_bytes(fd) + ours) from error
+            raise out_of_memory(nbytes, free_bytes(fd) + ours) from error
     if options.prefault:
         _touch(mapping)
     if options.lock:

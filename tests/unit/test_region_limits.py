@@ -149,9 +149,9 @@ with tempfile.NamedTemporaryFile("w", suffix="-meminfo") as told:
     else:
         assert refused["kind"] == "OutOfSharedMemory"
         assert refused["message"] == (
-            f"this machine has too little memory: wanted {15 * MIB + 4096} bytes,"
-            f" {15 * MIB} are free. Use fewer slots or smaller shapes, or end what uses"
-            " memory: a larger /dev/shm would not help."
+            "this machine, or the container's limit, has too little memory: wanted"
+            f" {15 * MIB + 4096} bytes, {15 * MIB} are free. Use fewer slots or smaller"
+            " shapes, or end what uses memory: a larger /dev/shm would not help."
         )
 
 

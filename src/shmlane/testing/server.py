@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..errors import RegionError, ServerError, UsageError
-from ..regions import SHM_DIRECTORY
+from ..room import SHM_DIRECTORY
 from .api import Api
 from .dialect import Dialect
 from .faults import Delay, Fault
