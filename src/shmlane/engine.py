@@ -195,7 +195,7 @@ class Engine:
     def close(self, *, wait: bool) -> None:
         """After `begin_to_close`: wait for replies if asked to; end what is idle."""
         try:
-            if wait:
+            if wait and not self.has_ended:
                 self._wait_for({Label.IN_FLIGHT, Label.LATE}, self._timeouts.infer)
                 # Lost requests are only waited for to leave no registration behind.
                 self._wait_for({Label.LOST}, self._timeouts.connect)

@@ -164,7 +164,9 @@ class Receiver(Background):
         except (OSError, ValueError):
             # It broke meanwhile, or the machine watches no more of them.
             channel.close()
-            self._drainer.watch(slot)
+            with self._handing_over() as allowed:
+                if allowed:
+                    self._lose(slot)
 
     def _read(self, mailbox: _Mailbox, key: selectors.SelectorKey) -> None:
         slot: Slot = key.data
@@ -173,10 +175,19 @@ class Receiver(Background):
                 return
             mailbox.remove(key)
             if slot.server_hold:
-                self._drainer.watch(slot)
+                self._lose(slot)
             else:
                 self.late_replies += 1
                 self._give_back(slot)
+
+    def _lose(self, slot: Slot) -> None:
+        """No reply comes any more; called where slots may change hands."""
+        if slot.is_shared:
+            self._drainer.watch(slot)
+            return
+        # What the server still does over the wire ends in its own memory.
+        self._exchange.withdraw(slot)
+        self._give_back(slot)
 
     def _has_ended(self, slot: Slot) -> bool:
         """Read on; whether that was the last of this connection or this reply."""
