@@ -21,6 +21,12 @@ _ALIGNMENT = 64
 # Buffers that one call of the kernel takes; POSIX promises no fewer than 16.
 _MOST_BUFFERS = os.sysconf("SC_IOV_MAX") if hasattr(os, "sysconf") else 16
 
+# Memory so large is let go of once so many bodies in a row needed less than that part
+# of it: the eighth.
+_LARGE_BYTES = 1 << 20
+_USEFUL_PART = 8
+_IDLE_BODIES = 16
+
 # Reference counts are exact only under the GIL.
 _COUNTS_ARE_EXACT: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
 
@@ -63,9 +69,10 @@ class Inbox:
 
     Whoever still holds a view of an earlier body keeps that one's memory, and the next
     body gets its own. Memory is not cleared: a view has what was received, once it was.
+    One large body does not keep its memory for ever: see `weigh`.
     """
 
-    __slots__ = ("_resting", "_room")
+    __slots__ = ("_idle_bodies", "_resting", "_room")
 
     def __init__(self) -> None:
         self._make_room(0)
@@ -75,6 +82,7 @@ class Inbox:
 
         Raises MemoryError.
         """
+        self.weigh(nbytes)
         if not self._is_at_rest or self._room.nbytes < nbytes + _ALIGNMENT:
             # First of all, for two large buffers may be one too many.
             self._make_room(0)
@@ -83,7 +91,21 @@ class Inbox:
         start = -(address + aligned) % _ALIGNMENT
         return self._room.data[start : start + nbytes]
 
+    def weigh(self, nbytes: int) -> None:
+        """A body of so many bytes comes, here or elsewhere.
+
+        Memory that is far too large for many of them in a row is let go of.
+        """
+        room = self._room.nbytes
+        if room < _LARGE_BYTES or nbytes * _USEFUL_PART > room:
+            self._idle_bodies = 0
+            return
+        self._idle_bodies += 1
+        if self._idle_bodies == _IDLE_BODIES:
+            self._make_room(0)
+
     def _make_room(self, nbytes: int) -> None:
+        self._idle_bodies = 0
         self._room: npt.NDArray[np.uint8] = np.empty(nbytes, np.uint8)
         # Counted where no view can exist yet.
         self._resting = getrefcount(self._room)

@@ -170,6 +170,8 @@ class ReplyParser:
         if self.room is None:
             missing = self._length - len(self._body)
             if len(self._buffer) >= missing:
+                if self._inbox is not None:
+                    self._inbox.weigh(self._length)
                 self._body += self._buffer[:missing]
                 del self._buffer[:missing]
                 return True
