@@ -242,21 +242,14 @@ def odd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServe
     folder = tmp_path_factory.mktemp("odd")
     (identity,) = demo_models("identity")
     config = (identity / "identity" / "config.pbtxt").read_text()
-    strings = config.replace("TYPE_FP32", "TYPE_STRING")
     streams = config + "model_transaction_policy { decoupled: true }\n"
     broken = config.replace("shmlane_echo", "no_such_backend")
-    for name, text in (("strings", strings), ("streams", streams), ("broken", broken)):
+    for name, text in (("streams", streams), ("broken", broken)):
         shutil.copytree(identity / "identity", folder / name)
         (folder / name / "config.pbtxt").write_text(text.replace("identity", name))
     arguments = ["--exit-on-error=false", "--strict-readiness=false"]
     with TritonServer(folder, extra_args=arguments) as server:
         yield server
-
-
-def test_datatypes_that_cannot_be_moved_are_named(odd_server: TritonServer) -> None:
-    with pytest.raises(UsageError, match=r"'INPUT__0' has datatype BYTES") as it:
-        Session(odd_server.http_url, "strings").open()
-    assert "FP16" in it.value.hint
 
 
 def test_decoupled_models_are_refused(odd_server: TritonServer) -> None:
