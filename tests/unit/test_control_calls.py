@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -18,31 +18,12 @@ from tests.unit.loopback import (
     REPLY,
     REQUEST,
     SHORT,
-    Wire,
-    connected,
     during,
     readable,
     reset,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs poll")
-
-
-@pytest.fixture
-def wire() -> Iterator[Wire]:
-    with connected() as wire:
-        yield wire
-
-
-@pytest.fixture
-def connection(wire: Wire) -> HttpConnection:
-    return wire.connection
-
-
-@pytest.fixture
-def peer(wire: Wire) -> socket.socket:
-    """The server's end of the connection."""
-    return wire.peer
 
 
 def test_a_call_sends_and_reads_the_reply(

@@ -53,16 +53,6 @@ def wire(request: pytest.FixtureRequest) -> Iterator[Wire]:
         yield wire
 
 
-@pytest.fixture
-def connection(wire: Wire) -> HttpConnection:
-    return wire.connection
-
-
-@pytest.fixture
-def peer(wire: Wire) -> socket.socket:
-    return wire.peer
-
-
 def received(peer: socket.socket, nbytes: int) -> str:
     """The digest of so many bytes that come."""
     digest, room = hashlib.blake2b(), memoryview(bytearray(1 << 20))

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -21,8 +21,6 @@ from tests.unit.loopback import (
     REPLY,
     REQUEST,
     SHORT,
-    Wire,
-    connected,
     during,
     readable,
     reset,
@@ -31,23 +29,6 @@ from tests.unit.loopback import (
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs poll")
 
 CLOSING = REPLY.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n")
-
-
-@pytest.fixture
-def wire() -> Iterator[Wire]:
-    with connected() as wire:
-        yield wire
-
-
-@pytest.fixture
-def connection(wire: Wire) -> HttpConnection:
-    return wire.connection
-
-
-@pytest.fixture
-def peer(wire: Wire) -> socket.socket:
-    """The server's end of the connection."""
-    return wire.peer
 
 
 # --- sending --------------------------------------------------------------------------
