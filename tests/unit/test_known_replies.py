@@ -1,0 +1,105 @@
+"""Replies known by their bytes: what they tell of outputs whose shapes change."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmlane import RequestOptions, Session, leases
+from tests.polling import eventually
+from tests.unit.asked import doubling, session_on, slots_of, words
+from tests.unit.pools import WITH_AND_WITHOUT_GIL, find_views_by
+
+# Both ids see each size, and each size comes again after another.
+SIZES = (2, 3, 2, 3, 2, 2, 3, 3, 2)
+DECLARED: dict[str, Any] = {
+    "shapes": {"W": 4096},
+    "outputs": {"W_OUT": 4096, "LENGTHS": (8,)},
+}
+
+
+def elements(count: int, call: int) -> list[bytes]:
+    """No two calls send the same; all elements have one length."""
+    return [b"%02d of %02d" % (number, call) for number in range(count)]
+
+
+def ask(session: Session, count: int, call: int) -> None:
+    given = elements(count, call)
+    came = session.infer({"W": given})
+    assert came["W_OUT"].tolist() == given
+    assert came["LENGTHS"].tolist() == [8] * count
+
+
+@pytest.mark.parametrize("how", WITH_AND_WITHOUT_GIL)
+@pytest.mark.parametrize("options", [DECLARED, {"rerun": True}], ids=["told", "rerun"])
+def test_bytes_of_sizes_that_take_turns_are_all_there_and_no_more(
+    options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_views_by(how, monkeypatch)
+    with session_on(words(), **options) as (_, session):
+        for call, count in enumerate(SIZES):
+            ask(session, count, call)
+        assert session.stats().free == session.stats().slots
+
+
+def test_each_result_of_one_lease_has_its_own_size() -> None:
+    with session_on(words(), **DECLARED) as (_, session), session.lease() as lease:
+        for call, count in enumerate(SIZES):
+            given = elements(count, call)
+            lease.write("W", given)
+            result = lease.infer()
+            assert result["W_OUT"].tolist() == given
+            assert repr(result) == f"<Result W_OUT [{count}], LENGTHS [{count}]>"
+            # The same request once more: its reply is one that is known.
+            assert lease.infer()["W_OUT"].tolist() == given
+
+
+@pytest.mark.parametrize("how", WITH_AND_WITHOUT_GIL)
+def test_bytes_come_right_after_their_memory_was_looked_at(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_views_by(how, monkeypatch)
+    with session_on(words(), **DECLARED) as (_, session):
+        for call, count in enumerate(SIZES[:2]):
+            ask(session, count, call)
+        # As a traceback out of decoding does.
+        looks = [slots_of(session)[0].outputs["W_OUT"].root[:1]]
+        pause = threading.Timer(0.05, looks.clear)
+        pause.start()
+        for call, count in enumerate(SIZES, 10):
+            ask(session, count, call)
+        pause.join()
+        eventually(lambda: session.stats().pinned == 0)
+        for call, count in enumerate(SIZES, 20):
+            ask(session, count, call)
+
+
+def test_to_show_a_result_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with session_on(words(), **DECLARED) as (_, session), session.lease() as lease:
+        lease.write("W", ["a", "bc"])
+        result = lease.infer()
+        with monkeypatch.context() as patch:
+            patch.setattr(leases, "decode", lambda *_: pytest.fail("decoded"))
+            assert repr(result) == "<Result W_OUT [2], LENGTHS [2]>"
+        assert result["W_OUT"].tolist() == [b"a", b"bc"]
+    assert repr(result) == "<Result expired>"
+
+
+# --- ids ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", ["0", "1", "mine"])
+@pytest.mark.parametrize("memory", ["system", "wire"])
+def test_ours_take_turns_again_after_one_id_of_a_caller(own: str, memory: str) -> None:
+    with session_on(doubling(), memory=memory, shapes={"X": (64,)}) as (_, session):
+        session.infer({"X": np.ones(1, np.float32)}, options=RequestOptions(id=own))
+        before = session.stats().connections
+        for length in itertools.chain(range(2, 30), range(2, 30)):
+            sent = np.arange(length, dtype=np.float32)
+            assert session.infer({"X": sent})["Y"].tolist() == (2 * sent).tolist()
+        # At most the one that the caller's id asked for.
+        assert session.stats().connections - before <= 1
