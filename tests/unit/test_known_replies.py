@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shmlane import RequestOptions, Session, leases
+from shmlane.testing import FakeModel
 from tests.polling import eventually
 from tests.unit.asked import doubling, session_on, slots_of, words
 from tests.unit.pools import WITH_AND_WITHOUT_GIL, find_views_by
@@ -23,24 +24,33 @@ DECLARED: dict[str, Any] = {
 
 
 def elements(count: int, call: int) -> list[bytes]:
-    """No two calls send the same; all elements have one length."""
+    """No two calls have the same; all elements have one length."""
     return [b"%02d of %02d" % (number, call) for number in range(count)]
 
 
+# Its requests are equal but for what the input holds: replies are known by bytes.
+SAY = FakeModel(
+    "say",
+    inputs={"N": ("INT32", (2,))},
+    outputs={"S": ("BYTES", (-1,))},
+    run=lambda inputs: {"S": np.array(elements(*inputs["N"]), object)},
+)
+
+
 def ask(session: Session, count: int, call: int) -> None:
-    given = elements(count, call)
-    came = session.infer({"W": given})
-    assert came["W_OUT"].tolist() == given
-    assert came["LENGTHS"].tolist() == [8] * count
+    came = session.infer({"N": np.array([count, call], np.int32)})["S"]
+    assert came.tolist() == elements(count, call)
 
 
 @pytest.mark.parametrize("how", WITH_AND_WITHOUT_GIL)
-@pytest.mark.parametrize("options", [DECLARED, {"rerun": True}], ids=["told", "rerun"])
+@pytest.mark.parametrize(
+    "options", [{"outputs": {"S": 4096}}, {"rerun": True}, {"memory": "wire"}], ids=str
+)
 def test_bytes_of_sizes_that_take_turns_are_all_there_and_no_more(
     options: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find_views_by(how, monkeypatch)
-    with session_on(words(), **options) as (_, session):
+    with session_on(SAY, **options) as (_, session):
         for call, count in enumerate(SIZES):
             ask(session, count, call)
         assert session.stats().free == session.stats().slots
@@ -63,11 +73,11 @@ def test_bytes_come_right_after_their_memory_was_looked_at(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find_views_by(how, monkeypatch)
-    with session_on(words(), **DECLARED) as (_, session):
+    with session_on(SAY, outputs={"S": 4096}) as (_, session):
         for call, count in enumerate(SIZES[:2]):
             ask(session, count, call)
         # As a traceback out of decoding does.
-        looks = [slots_of(session)[0].outputs["W_OUT"].root[:1]]
+        looks = [slots_of(session)[0].outputs["S"].root[:1]]
         pause = threading.Timer(0.05, looks.clear)
         pause.start()
         for call, count in enumerate(SIZES, 10):
@@ -95,7 +105,8 @@ def test_to_show_a_result_decodes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("own", ["0", "1", "mine"])
 @pytest.mark.parametrize("memory", ["system", "wire"])
 def test_ours_take_turns_again_after_one_id_of_a_caller(own: str, memory: str) -> None:
-    with session_on(doubling(), memory=memory, shapes={"X": (64,)}) as (_, session):
+    sizes: dict[str, Any] = {"shapes": {"X": (64,)}, "outputs": {"Y": (64,)}}
+    with session_on(doubling(), memory=memory, **sizes) as (_, session):
         session.infer({"X": np.ones(1, np.float32)}, options=RequestOptions(id=own))
         before = session.stats().connections
         for length in itertools.chain(range(2, 30), range(2, 30)):

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmlane import InferFailed, RequestOptions, Session
+from shmlane import (
+    InferFailed,
+    OutOfSharedMemory,
+    RegionOptions,
+    RequestOptions,
+    Session,
+)
 from shmlane.requests import RequestBuilding
 from shmlane.testing import FakeModel
 from tests.sessions import Array
@@ -105,6 +111,20 @@ def test_outputs_that_depend_on_the_data_fail_one_call_of_a_session(slots: int) 
                     failed += 1
         assert session.stats().free == slots
     assert failed == 1
+
+
+def test_a_learned_size_beyond_the_limit_of_the_session_is_told() -> None:
+    limit = RegionOptions(max_bytes=100_000, hugepages="never", prefault=False)
+    with session_on(doubling(), shapes={"X": (20_000,)}, region=limit) as (_, session):
+        # Its size is learned over the wire.
+        ask(session, 20_000)
+        for _ in range(2):
+            with pytest.raises(OutOfSharedMemory, match="its limit is 100000") as error:
+                ask(session, 20_000)
+            assert "max_bytes" in error.value.hint
+            assert session.stats().free == 1
+            for _ in range(2):
+                ask(session, 8)
 
 
 # --- classes --------------------------------------------------------------------------
