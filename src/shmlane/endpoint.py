@@ -41,7 +41,7 @@ _KEEPALIVE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Connection:
     """How the server is talked to.
 
@@ -54,6 +54,16 @@ class Connection:
 
     headers: Mapping[str, str] = field(default_factory=dict)
     replay: bool = False
+
+    def __post_init__(self) -> None:
+        # Frozen for everybody else; what is kept is ours, not the caller's.
+        object.__setattr__(self, "headers", _checked_headers(self.headers))
+        if not isinstance(self.replay, bool):
+            raise _refusal("replay", self.replay, "True or False")
+
+    def __repr__(self) -> str:
+        # Names only: values are often keys, and this may go to a log.
+        return f"Connection(headers={list(self.headers)}, replay={self.replay})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +91,7 @@ class Endpoint:
         if match is None or not 0 < port <= _MAX_PORT or not _is_ipv6(match["ipv6"]):
             raise UsageError(
                 f"{url!r} is not a server address.",
-                hint=f"Perhaps unix://{url}."
-                if url.startswith("/")
-                else "Give host:port with a port from 1 to 65535 and no path, for"
-                " example localhost:8000 or [::1]:8000.",
+                hint=_address_hint(url),
             )
         return cls(url, match["name"] or match["ipv6"] + (match["zone"] or ""), port)
 
@@ -136,6 +143,38 @@ class Endpoint:
         except OSError:
             return False
         return False
+
+
+def _address_hint(url: str) -> str:
+    if url.startswith("/"):
+        return f"Perhaps unix://{url}."
+    if url.lower().startswith("unix:/"):
+        path = url.partition(":")[2]
+        return (
+            f"Perhaps unix://{path} (three slashes; tritonserver's own option has one)."
+        )
+    return (
+        "Give host:port with a port from 1 to 65535 and no path, for example"
+        " localhost:8000 or [::1]:8000."
+    )
+
+
+def _checked_headers(headers: object) -> dict[str, str]:
+    wanted = "a mapping from names of headers to text"
+    if not isinstance(headers, Mapping):
+        raise _refusal("headers", headers, wanted)
+    for name, text in headers.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            strange = name if not isinstance(name, str) else text
+            raise _refusal(f"headers={{{name!r}: ...}}", strange, wanted)
+    return dict(headers)
+
+
+def _refusal(what: str, value: object, allowed: str) -> UsageError:
+    """Without the value, which is often a key."""
+    return UsageError(
+        f"Connection({what}): give {allowed}, not {type(value).__name__}."
+    )
 
 
 def _set_options(connected: socket.socket) -> None:

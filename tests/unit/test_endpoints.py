@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shmlane import Connection
 from shmlane.errors import ServerUnreachable, UsageError
 from shmlane.timing import Deadline
 from shmlane.transport import Endpoint, HttpConnection
@@ -112,6 +115,16 @@ def test_what_is_no_address_is_refused(url: str) -> None:
     assert str(caught.value).startswith(f"{url!r} is not a server address")
 
 
+@pytest.mark.parametrize("scheme", ["unix", "UNIX"])
+def test_the_spelling_of_the_servers_own_option_is_put_right(scheme: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Endpoint.parse(f"{scheme}:/run/triton/http.sock")
+    assert caught.value.hint == (
+        "Perhaps unix:///run/triton/http.sock (three slashes; tritonserver's own option"
+        " has one)."
+    )
+
+
 @given(st.one_of(st.text(), st.text("h:[]/@.%-0123456789", max_size=12)))
 def test_any_text_is_an_address_or_refused(text: str) -> None:
     try:
@@ -123,6 +136,46 @@ def test_any_text_is_an_address_or_refused(text: str) -> None:
     assert endpoint.host_header.isascii()
     assert endpoint.host_header.isprintable()
     assert endpoint.path or 0 < endpoint.port < 65536
+
+
+# --- how they are talked to ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"headers": {"X": 1}}, "headers={'X': ...}): give a mapping .* not int"),
+        ({"headers": {1: "sesame"}}, "headers={1: ...}): give a mapping .* not int"),
+        ({"headers": {"X": b"sesame"}}, "headers={'X': ...}): .* not bytes"),
+        ({"headers": "sesame"}, "headers): give a mapping .* not str"),
+        ({"headers": None}, "headers): give a mapping .* not NoneType"),
+        ({"headers": [("X", "sesame")]}, "headers): give a mapping .* not list"),
+        ({"replay": "yes"}, "replay): give True or False, not str"),
+        ({"replay": 1}, "replay): give True or False, not int"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_when_it_is_given(
+    arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        Connection(**arguments)
+    before, _, after = told.partition(" .* ")
+    assert before in str(caught.value)
+    assert after in str(caught.value)
+    assert "sesame" not in str(caught.value)
+
+
+def test_a_connection_shows_the_names_of_its_headers_and_no_values() -> None:
+    connection = Connection(headers={"Authorization": "sesame"}, replay=True)
+    assert repr(connection) == "Connection(headers=['Authorization'], replay=True)"
+
+
+def test_headers_are_those_that_were_checked() -> None:
+    given = {"X": "1"}
+    connection = Connection(headers=given)
+    given["X"] = "2"
+    assert connection.headers == {"X": "1"}
+    assert pickle.loads(pickle.dumps(connection)) == connection
 
 
 # --- reaching them ----------------------------------------------------------------
