@@ -44,8 +44,9 @@ def test_a_request_that_is_lost_each_time_is_sent_twice(
             count_of(session, 3)
         assert len(asked(server)) == 2 * number
         eventually(lambda: session.stats().free == 1, lambda: repr(session))
-        eventually(lambda: server.in_model == 0)
-        assert repeat.runs == 2 * number
+        # The model runs on behind a connection that is closed.
+        wanted = 2 * number
+        eventually(lambda: repeat.runs == wanted)  # noqa: B023 - read at once
         assert session.stats().retries == number
 
 
@@ -57,7 +58,8 @@ def test_a_request_that_is_lost_once_is_answered(
     for number in range(3):
         server.script(fault)
         assert count_of(session, number + 1) == number + 1
-    assert len(asked(server)) == repeat.runs == 6
+    assert len(asked(server)) == 6
+    eventually(lambda: repeat.runs == 6)
 
 
 def test_a_step_of_a_sequence_is_sent_once(

@@ -64,7 +64,8 @@ def test_a_wrong_argument_is_refused_when_the_session_is_made(
     arguments: dict[str, Any] = {"url": "localhost:8000", "model": "m", name: value}
     with pytest.raises(UsageError, match=name) as caught:
         Session(arguments.pop("url"), arguments.pop("model"), **arguments)
-    assert repr(value) in str(caught.value)
+    told = str(caught.value)
+    assert repr(value) in told or type(value).__name__ in told
 
 
 @pytest.mark.parametrize("options", WHEN_OPENED, ids=str)
