@@ -15,6 +15,14 @@ from ..errors import UsageError
 
 Version = tuple[int, ...]
 
+_MAJOR = 2
+# Containers, as 12 * year + month: 22.01 has 2.18, and each month since then counted
+# one up to 26.07, but for 25.07, which has 2.59.1.
+_FIRST = 12 * 22 + 1
+_FIRST_MINOR = 18
+_SKIPPED = 12 * 25 + 7
+_LAST = 12 * 26 + 7
+
 _ARRIVALS: Mapping[str, Version] = {
     # --http-restricted-api.
     "restricts_apis": (2, 40),
@@ -70,13 +78,42 @@ class Dialect:
     @classmethod
     def of(cls, version: str) -> Dialect:
         """The dialect of a version such as "2.51.0"; else `UsageError`."""
-        if not re.fullmatch(r"\d+\.\d+(\.\d+)*", version):
+        if not isinstance(version, str):
+            raise UsageError(
+                f"version={version!r}: give the version of a Triton as text, as in"
+                ' "2.51.0".'
+            )
+        if not re.fullmatch(r"[0-9]+\.[0-9]+(\.[0-9]+)*", version) or (
+            int(version.partition(".")[0]) > _MAJOR
+        ):
             raise UsageError(
                 f"{version!r} is not a version of Triton.",
-                hint='Give numbers as in "2.51.0": GET /v2 tells them, not the "24.10"'
-                " of a container.",
+                hint=_hint(version),
                 version=version,
             )
         known = tuple(map(int, version.split(".")))
         flags = {name: known >= arrival for name, arrival in _ARRIVALS.items()}
         return cls(version=version, **flags)
+
+
+def _hint(version: str) -> str:
+    """What to give instead, also where a container was named."""
+    if found := re.match(r"(2[0-9])\.(0[1-9]|1[0-2])(?![0-9])", version):
+        release, told = found[0], _in_container(int(found[1]), int(found[2]))
+        serves = (
+            f', whose server is "{told}": give that'
+            if told
+            else ": give the version that GET /v2 tells in it"
+        )
+        return f"{release} is a release of the container{serves}."
+    return 'Give numbers as in "2.51.0": GET /v2 tells them.'
+
+
+def _in_container(year: int, month: int) -> str:
+    """The version of the server in a container; "" where that is not known."""
+    number = 12 * year + month
+    if number == _SKIPPED:
+        return "2.59.1"
+    if not _FIRST <= number <= _LAST:
+        return ""
+    return f"2.{_FIRST_MINOR + number - _FIRST - (number > _SKIPPED)}.0"

@@ -106,7 +106,8 @@ class Inference:
             raise refused(
                 500, f"{type(error).__name__}: {error}", plain=True
             ) from error
-        return outputs.checked(model, made)
+        wanted = [name for name in model.outputs if call.wish(name)]
+        return outputs.checked(model, made, wanted=wanted)
 
     def _write(self, call: Call, made: Mapping[str, Array]) -> Reply:
         """Put every wanted output where it was wanted."""

@@ -6,12 +6,16 @@ Owns what a model declares and what Triton says about it. Refuses to check reque
 
 from __future__ import annotations
 
+import operator
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import UsageError
 from ..metadata import Array
 from .codec import BYTES, is_known
+
+_EXAMPLE = "as in {'IMAGE': ('FP32', (3, -1, -1))}"
 
 Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
@@ -37,8 +41,7 @@ class FakeModel:
         where the client put them; returns arrays by name. BYTES are arrays of `bytes`
         objects. A `ValueError` it raises is answered with status 400, any other
         exception with 500, and the exception's text; so is an output of another
-        datatype or shape than declared. What it does not return is missing from the
-        reply, and what the client's memory had there stays.
+        datatype or shape than declared, and one that was asked for and not returned.
     max_batch_size: 0 for a model that does not batch.
     decoupled: Triton's HTTP frontend refuses inferences then.
     obeys_delay_ms: the request parameter `delay_ms` makes the model wait, as the demo
@@ -61,18 +64,21 @@ class FakeModel:
         obeys_delay_ms: bool = False,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = name
-        self.inputs = _tensors(name, inputs)
-        self.outputs = _tensors(name, outputs)
+        self.name = _checked_name(name)
+        self.inputs = _tensors(name, "inputs", inputs)
+        self.outputs = _tensors(name, "outputs", outputs)
         self.run = run
-        self.max_batch_size = max_batch_size
-        self.versions = tuple(sorted(versions, key=int))
+        self.max_batch_size = _checked_batch(name, max_batch_size)
+        self.versions = _checked_versions(name, versions)
         self.decoupled = decoupled
         self.obeys_delay_ms = obeys_delay_ms
         self.parameters = dict(parameters or {})
         self.is_ready = True
-        if not self.versions:
-            raise UsageError(f"fake model {name!r} needs at least one version.")
+        if not self.inputs:
+            raise _refusal(name, "inputs", inputs, f"one input or more, {_EXAMPLE}")
+        if not callable(run):
+            wanted = "a function that takes and returns arrays by name"
+            raise _refusal(name, "run", run, wanted)
 
     @property
     def required(self) -> list[str]:
@@ -129,10 +135,25 @@ class FakeModel:
         return f"<FakeModel {self.name!r} {state}>"
 
 
-def _tensors(
-    model: str, given: Mapping[str, FakeTensor | tuple[Any, ...]]
-) -> dict[str, FakeTensor]:
-    tensors = {name: FakeTensor(*tensor) for name, tensor in given.items()}
+def _checked_name(given: object) -> str:
+    if not isinstance(given, str) or not given:
+        raise _refusal(given, "name", given, "text that is not empty")
+    return given
+
+
+def _checked_batch(model: str, given: object) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+        wanted = "a whole number, 0 for a model that does not batch"
+        raise _refusal(model, "max_batch_size", given, wanted)
+    return given
+
+
+def _tensors(model: str, which: str, given: object) -> dict[str, FakeTensor]:
+    if not isinstance(given, Mapping) or not all(
+        isinstance(each, str) for each in given
+    ):
+        raise _refusal(model, which, given, f"tensors by name, {_EXAMPLE}")
+    tensors = {name: _tensor(model, which, name, each) for name, each in given.items()}
     for name, (datatype, dims, _) in tensors.items():
         if not is_known(datatype) or any(size < -1 for size in dims):
             raise UsageError(
@@ -143,6 +164,40 @@ def _tensors(
                 tensor=name,
             )
     return tensors
+
+
+def _tensor(model: str, which: str, name: str, given: object) -> FakeTensor:
+    """Datatype and sizes are not known yet to be any of Triton's."""
+    try:
+        if not isinstance(given, tuple | list):
+            raise TypeError
+        tensor = FakeTensor(*given)
+        if not isinstance(tensor.datatype, str):
+            raise TypeError
+        return tensor._replace(dims=tuple(map(operator.index, tensor.dims)))
+    except TypeError:
+        wanted = f"datatype and sizes, {_EXAMPLE}"
+        raise _refusal(model, which, {name: given}, wanted) from None
+
+
+def _checked_versions(model: str, given: object) -> tuple[str, ...]:
+    versions = () if isinstance(given, str) else given
+    wanted = "numbers as text, one or more, as in ('1', '2')"
+    if not isinstance(versions, Iterable):
+        raise _refusal(model, "versions", given, wanted)
+    kept = tuple(versions)
+    if not kept or not all(
+        isinstance(each, str) and each.isascii() and each.isdigit() for each in kept
+    ):
+        raise _refusal(model, "versions", given, wanted)
+    return tuple(sorted(kept, key=int))
+
+
+def _refusal(model: object, name: str, value: object, wanted: str) -> UsageError:
+    return UsageError(
+        f"fake model {model!r}: {name}={reprlib.repr(value)}: give {wanted}.",
+        argument=name,
+    )
 
 
 def _configured(name: str, tensor: FakeTensor) -> dict[str, Any]:

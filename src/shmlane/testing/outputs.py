@@ -6,7 +6,7 @@ test that has the mistake shows them. Refuses to put anything right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -18,8 +18,13 @@ from .http import refused
 from .models import FakeModel
 
 
-def checked(model: FakeModel, made: object) -> dict[str, Array]:
-    """The outputs as arrays; raises what the server answers with status 500."""
+def checked(
+    model: FakeModel, made: object, *, wanted: Collection[str]
+) -> dict[str, Array]:
+    """The outputs as arrays; raises what the server answers with status 500.
+
+    wanted: those that the request asks for, which must be there.
+    """
     if not isinstance(made, Mapping):
         names = ", ".join(f"{name!r}: array" for name in model.outputs)
         kind = type(made).__name__
@@ -27,6 +32,11 @@ def checked(model: FakeModel, made: object) -> dict[str, Array]:
     if strange := [name for name in made if name not in model.outputs]:
         known = ", ".join(model.outputs) or "none"
         raise _mistake(model, f"output {strange[0]!r}; its outputs are: {known}")
+    if missing := [name for name in wanted if name not in made]:
+        returned = ", ".join(made) or "none"
+        raise _mistake(
+            model, f"these outputs: {returned}; missing: {', '.join(missing)}"
+        )
     return {name: _array(model, name, value) for name, value in made.items()}
 
 

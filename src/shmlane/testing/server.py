@@ -141,7 +141,7 @@ class ScriptedServer:
         if allow_client_shm is None:
             allow_client_shm = not dialect.disables_client_shm
         self._options = _Options(
-            tuple(models),
+            _checked_models(models),
             dialect,
             allow_client_shm,
             restricted_header,
@@ -327,3 +327,14 @@ class ScriptedServer:
             f"<ScriptedServer {self.version} at {self.url}, {len(self.regions)}"
             f" regions, {self.in_model} requests in the model{held}>"
         )
+
+
+def _checked_models(models: object) -> tuple[FakeModel, ...]:
+    hint = "Give a list of fake models: ScriptedServer([identity_model()])."
+    if isinstance(models, FakeModel | str) or not isinstance(models, Iterable):
+        raise UsageError(f"models={models!r} is not a list of models.", hint=hint)
+    given = tuple(models)
+    for each in given:
+        if not isinstance(each, FakeModel):
+            raise UsageError(f"{each!r} is not a fake model.", hint=hint)
+    return given
