@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from . import control
 from .calls import run
@@ -47,8 +47,9 @@ class RegionInfo:
 
     alive: whether a process uses it; None when this user may not ask. registered: under
     how many names its server knows it; None when the server cannot be asked, or is not
-    because the file is another user's. pid, server, model and slots are what the header
-    says, None when it cannot be read.
+    because the file is another user's. server_trouble: why a server that was asked did
+    not tell: "gone" where nothing listens, "refuses" where it says no, else "silent".
+    pid, server, model and slots are what the header says, None when it cannot be read.
     """
 
     name: str
@@ -60,6 +61,7 @@ class RegionInfo:
     model: str | None = None
     slots: int | None = None
     registered: int | None = None
+    server_trouble: str | None = None
 
     @property
     def is_own(self) -> bool:
@@ -76,7 +78,7 @@ def list_regions() -> list[RegionInfo]:
     Only those that this user's files name: anybody can write a file, and with it have
     others connect to where they would not.
     """
-    known: dict[str, dict[str, str] | None] = {}
+    known: dict[str, _Told] = {}
     infos = []
     for path in region_files():
         with contextlib.suppress(FileNotFoundError):
@@ -255,7 +257,14 @@ def ask_server(
         return run(talk(requests), connection, deadline)
 
 
-def _look_at(path: str, known: dict[str, dict[str, str] | None]) -> RegionInfo:
+class _Told(NamedTuple):
+    """The regions that a server has, by the name of each registration, or why not."""
+
+    regions: Mapping[str, str]
+    trouble: str | None = None
+
+
+def _look_at(path: str, known: dict[str, _Told]) -> RegionInfo:
     facts = os.lstat(path)
     info = RegionInfo(
         name=os.path.basename(path),
@@ -270,28 +279,30 @@ def _look_at(path: str, known: dict[str, dict[str, str] | None]) -> RegionInfo:
     if header is None:
         return info
     server, pid = _text(header, "server"), header.description.get("pid")
+    if server and info.is_own:
+        told = known[server] = known.get(server) or _ask_server(server)
+        count = list(told.regions.values()).count(info.name)
+        registered = None if told.trouble else count
+        info = replace(info, registered=registered, server_trouble=told.trouble)
     return replace(
         info,
         pid=pid if isinstance(pid, int) else None,
         server=server,
         model=_text(header, "model"),
         slots=header.slots,
-        registered=_count(info, server, known) if server else None,
     )
 
 
-def _count(
-    info: RegionInfo, server: str, known: dict[str, dict[str, str] | None]
-) -> int | None:
-    """Under how many names a server knows a region; None where it is not asked."""
-    if not info.is_own:
-        return None
-    if server not in known:
-        known[server] = None
-        with contextlib.suppress(OSError, ShmlaneError):
-            known[server] = ask_server(server, control.registered_keys)
-    keys = known[server]
-    return None if keys is None else list(keys.values()).count(info.name)
+def _ask_server(server: str) -> _Told:
+    try:
+        regions = ask_server(server, control.registered_keys)
+    except SharedMemoryDisabled:
+        return _Told({})
+    except ServerError:
+        return _Told({}, "refuses")
+    except (OSError, ShmlaneError):
+        return _Told({}, "silent")
+    return _Told({}, "gone") if regions is None else _Told(regions)
 
 
 def _ask_alive(path: str) -> bool | None:

@@ -149,6 +149,19 @@ def test_a_server_that_does_not_answer_is_called_silent(folder: Path) -> None:
         answering.join()
 
 
+def test_a_server_that_is_gone_is_called_so_and_keeps_nothing(folder: Path) -> None:
+    with ScriptedServer([sink_model()], shm_directory=folder) as server:
+        left_behind(folder, "mine", server.url)
+    assert "server gone" in run("ls").stdout
+    told = run("clean", "--yes")
+    assert told.stdout == "removed shmlane.mine\n"
+    assert told.exit_code == 0
+
+
+def test_a_server_that_refuses_is_not_called_silent(server: ScriptedServer) -> None:
+    assert "server refuses" in run("ls").stdout
+
+
 def test_what_cannot_be_known_is_a_dash(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

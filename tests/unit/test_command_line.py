@@ -6,6 +6,7 @@ import itertools
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,7 @@ INFOS = [
         server="unix:///run/somewhere/deep/down/triton/http.sock",
         model="a-model-with-a-long-name",
         slots=2,
+        server_trouble="silent",
     ),
     RegionInfo(name="shmlane.5260e3481c860a39", nbytes=512, uid=1, alive=None),
 ]
@@ -85,7 +87,7 @@ def test_regions_are_a_line_each_where_nobody_watches(
             "3.969 MiB",
             "alive 31792",
             "identity",
-            "1 time",
+            "1 name",
             INFOS[0].server,
         ],
         [
@@ -100,18 +102,32 @@ def test_regions_are_a_line_each_where_nobody_watches(
     ]
 
 
-def test_a_narrow_terminal_gets_lines_that_fit_and_whole_names(
+def test_a_narrow_terminal_gets_each_server_below_its_region(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regions, "list_regions", lambda: INFOS[::2])
     list_on_terminal(monkeypatch, columns=80)
     told = capsys.readouterr()
-    assert max(map(len, told.out.splitlines())) <= 80
-    assert [line.split()[0] for line in told.out.splitlines()[1:]] == [
-        info.name for info in INFOS[::2]
+    assert "server" not in told.out.splitlines()[0]
+    assert [line.split() for line in told.out.splitlines()[1:]] == [
+        [INFOS[0].name, "3.969", "MiB", "alive", "31792", "identity", "1", "name"],
+        ["server:", INFOS[0].server],
+        [INFOS[1].name, "8", "KiB", "dead", "7", INFOS[1].model, "server", "silent"],
+        ["server:", INFOS[1].server],
+        [INFOS[2].name, "512", "B", "-", "-", "-"],
     ]
-    assert "35113" not in told.out
-    assert "ls --json" in told.err
+    assert told.err == ""
+
+
+def test_a_narrow_terminal_gets_one_server_once_and_lines_that_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infos = [replace(INFOS[0], name=f"shmlane.{n:016}", registered=n) for n in range(3)]
+    monkeypatch.setattr(regions, "list_regions", lambda: infos)
+    list_on_terminal(monkeypatch, columns=80)
+    heading, *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"server: {INFOS[0].server}"
+    assert max(map(len, [heading, *lines, last])) <= 80
+    assert [re.split("  +", line)[-1] for line in lines] == ["no", "1 name", "2 names"]
 
 
 def test_a_wide_terminal_gets_the_servers_too(
@@ -121,6 +137,19 @@ def test_a_wide_terminal_gets_the_servers_too(
     told = capsys.readouterr()
     assert "127.0.0.1:35113" in told.out
     assert told.err == ""
+
+
+@pytest.mark.parametrize("command", ["", "bench", "demo", "serve", "ls", "clean"])
+def test_helps_show_no_value_for_what_takes_none(command: str) -> None:
+    told = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert told.exit_code == 0
+    assert "--help" in told.output
+    assert "bool" not in told.output.lower()
+
+
+def test_helps_show_the_values_of_what_takes_one() -> None:
+    told = CliRunner().invoke(app, ["clean", "--help"])
+    assert "NAME=VALUE" in told.output
 
 
 @pytest.mark.parametrize("command", ["bench", "demo", "serve", "ls", "clean"])

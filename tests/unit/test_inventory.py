@@ -12,7 +12,7 @@ import pytest
 
 from shmlane import regions
 from shmlane.inventory import ANY_SERVER, clean_up, list_regions
-from shmlane.testing import Answer, Delay, ScriptedServer, Status, sink_model
+from shmlane.testing import Answer, Close, Delay, ScriptedServer, Status, sink_model
 from tests.unit.dead_regions import left_behind, register
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
@@ -256,6 +256,28 @@ def test_regions_are_listed_with_what_their_server_knows(
     (info,) = list_regions()
     assert (info.alive, info.pid, info.model, info.slots) == (False, 7, "m", 1)
     assert (info.is_own, info.server, info.registered) == (True, server.url, 1)
+
+
+def test_a_server_that_does_not_tell_is_said_to_be_gone_silent_or_refusing(
+    folder: Path, server: ScriptedServer, restricted: ScriptedServer
+) -> None:
+    left_behind(folder, "a", restricted.url, headers=KEY)
+    with ScriptedServer([sink_model()], shm_directory=folder) as gone:
+        left_behind(folder, "b", gone.url)
+    left_behind(folder, "c", server.url)
+    left_behind(folder, "d", f"unix://{folder}/none.sock", registered=False)
+    server.script(Close(), path="/v2")
+    told = [(info.server_trouble, info.registered) for info in list_regions()]
+    assert told == [("refuses", None), ("gone", None), ("silent", None), ("gone", None)]
+    # Nobody knows of what a server that is gone knew.
+    assert sorted(clean_up().files) == ["shmlane.b", "shmlane.c", "shmlane.d"]
+
+
+def test_where_clients_may_not_register_nothing_is_registered(folder: Path) -> None:
+    with ScriptedServer([sink_model()], version="2.70.0") as server:
+        left_behind(folder, "a", server.url, registered=False)
+        (info,) = list_regions()
+        assert (info.server_trouble, info.registered) == (None, 0)
 
 
 @needs_root

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from shmlane.bench import Overhead, Plan, Report, Writing
+    from shmlane.bench import Overhead, Plan, Preprocessing, Report, Writing
+
+    Measured = Sequence[Overhead | Writing | Preprocessing]
 
 _FAILED = 1
 _CASE_ROUNDS = 30
@@ -43,7 +45,7 @@ _Seed = typer.Option(
 _Case = typer.Option(
     metavar="NAME",
     help="overhead: what shmlane adds to the bare bytes, by part. write: lease.write "
-    "over one np.copyto. wire: the clients without shared memory, yolov8, 1 in flight.",
+    "over one np.copyto. preprocess: a picture into a slot. wire: the clients without shared memory, yolov8, 1 in flight.",
 )
 
 
@@ -107,7 +109,11 @@ def _run_case(
 ) -> None:
     from shmlane.bench import make_plan
 
-    cases = {"overhead": _overheads, "write": _writings}
+    cases: Mapping[str, Callable[[Plan, int], Measured]] = {
+        "overhead": _overheads,
+        "write": _writings,
+        "preprocess": _preprocessings,
+    }
     if case not in cases:
         known = ", ".join([*cases, "wire"])
         raise typer.BadParameter(f"no case {case!r}; known are {known}.")
@@ -119,7 +125,7 @@ def _run_case(
         raise typer.Exit(_FAILED)
 
 
-def _overheads(plan: Plan, rounds: int) -> Sequence[Overhead | Writing]:
+def _overheads(plan: Plan, rounds: int) -> Measured:
     from shmlane.bench import measure_overhead
     from shmlane.server import TritonServer, demo_models
 
@@ -130,10 +136,16 @@ def _overheads(plan: Plan, rounds: int) -> Sequence[Overhead | Writing]:
         ]
 
 
-def _writings(plan: Plan, rounds: int) -> Sequence[Overhead | Writing]:
+def _writings(plan: Plan, rounds: int) -> Measured:
     from shmlane.bench import measure_write
 
     return [measure_write(payload, rounds=rounds) for payload in plan.payloads]
+
+
+def _preprocessings(plan: Plan, rounds: int) -> Measured:
+    from shmlane.bench import measure_preprocess
+
+    return [measure_preprocess(payload, rounds=rounds) for payload in plan.payloads]
 
 
 def _write_json(file: Path | None, facts: Mapping[str, object]) -> None:

@@ -1,7 +1,8 @@
 """`shmlane ls` and `shmlane clean`: the shared memory regions of this machine.
 
-Owns how they are shown: a line for each, whatever its length, because names are there
-to be copied and lines to be filtered. Refuses to remove anything unless told `--yes`,
+Owns how they are shown: a line for each, because names are there to be copied and lines
+to be filtered; in a terminal that is too narrow, servers have lines of their own.
+Refuses to remove anything unless told `--yes`,
 and to have a terminal obey what somebody wrote into a file or its name.
 """
 
@@ -40,7 +41,6 @@ _KEPT = (
     "what was kept tells whose the registrations on its server are: try again when it"
     " answers (--header for a restricted API), or remove it with --force"
 )
-_NO_ROOM = "there is no room for the servers; `shmlane ls --json` shows them"
 
 
 def ls(as_json: Annotated[bool, _Json] = False) -> None:
@@ -114,14 +114,26 @@ def _parsed(headers: Sequence[str]) -> dict[str, str]:
 
 
 def _show(infos: Sequence[RegionInfo]) -> None:
-    rows = [_HEADINGS, *(tuple(map(_harmless, _row(info))) for info in infos)]
-    lines, note = _aligned(rows), ""
+    rows = [tuple(map(_harmless, _row(info))) for info in infos]
+    lines = _aligned([_HEADINGS, *rows])
     if sys.stdout.isatty() and _is_too_wide(lines):
-        lines, note = _aligned([row[:-1] for row in rows]), _NO_ROOM
+        lines = _folded(rows)
     for line in lines:
         typer.echo(line)
-    if note:
-        typer.echo(note, err=True)
+
+
+def _folded(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The server below its region, or below all of them where it is the same."""
+    heading, *lines = _aligned([row[:-1] for row in (_HEADINGS, *rows)])
+    servers = [row[-1] for row in rows]
+    if len(set(servers)) == 1:
+        return [heading, *lines, f"server: {servers[0]}"]
+    folded = [heading]
+    for line, server in zip(lines, servers, strict=True):
+        folded.append(line)
+        if server != _UNKNOWN:
+            folded.append(f"  server: {server}")
+    return folded
 
 
 def _is_too_wide(lines: Sequence[str]) -> bool:
@@ -155,10 +167,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _registered(info: RegionInfo) -> str:
+    if info.server_trouble:
+        return f"server {info.server_trouble}"
     if info.registered is None:
-        # No server is asked that only another user's file names.
-        return "server silent" if info.server and info.is_own else _UNKNOWN
-    return {0: "no", 1: "1 time"}.get(info.registered, f"{info.registered} times")
+        return _UNKNOWN
+    return {0: "no", 1: "1 name"}.get(info.registered, f"{info.registered} names")
 
 
 def _size(nbytes: int) -> str:
