@@ -350,7 +350,7 @@ def refusal(
     if status == 403:
         return AccessRestricted(
             f"{doing} is restricted on this server: {text}.",
-            hint="Give the header with Connection(headers={...}).",
+            hint="Give the header with Connection(headers={...}), or another value.",
             status=status,
             text=text,
         )

@@ -184,11 +184,16 @@ class Exchange:
             name, given, needed = match[1], int(match[2]), int(match[3])
             spec = self.metadata.outputs.get(name)
             what = "bytes" if spec is not None and spec.is_bytes else "shape"
+            can_grow = spec is not None and not (
+                spec.is_fixed or spec.is_fixed_but_for_batch
+            )
             return InferFailed(
                 f"output {name!r} needs {needed} bytes, its block has {given}; the"
                 " model has run.",
-                hint=f"Declare how large it can be, outputs={{{name!r}: {what}}}, or"
-                " let the model run again then, rerun=True.",
+                hint="The next request has room for it. To be spared this, declare how"
+                f" large it can be, outputs={{{name!r}: {what}}}, or let the model run"
+                " again then, rerun=True.",
+                retryable=can_grow,
                 status=reply.status,
                 text=text,
                 output=name,
@@ -301,6 +306,7 @@ def _not_tritons(reply: HttpReply) -> RequestLost:
     return RequestLost(
         f"something between this process and Triton answered in its place (status"
         f" {reply.status}{via}); the model may have run.",
-        hint="Connect to Triton directly: shared memory needs the same host anyway.",
+        hint="Connect to Triton directly where you can. Send the request again if"
+        " running it twice does no harm.",
         status=reply.status,
     )

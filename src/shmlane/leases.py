@@ -145,7 +145,8 @@ class BaseLease(Holder):
         """The input `name` as a writable array over shared memory, to be filled.
 
         It has the shape last asked for in this lease with `view` or `write`, else the
-        declared one (batch 1 if only the batch size is open). What it contains at first
+        one that `Session(shapes=)` declared, else the model's (batch 1 if only the
+        batch size is open). What it contains at first
         is undefined. Raises `UnknownTensor`, `LeaseExpired`, `LeaseBusy`, and
         `TensorMismatch` where no shape was ever said.
         """
@@ -178,10 +179,11 @@ class BaseLease(Holder):
     def view(self, name: str, shape: Iterable[int]) -> Array:
         """The input `name` with another shape, as a writable array over shared memory.
 
-        Earlier views of this input are no part of the request any more. A shape larger
-        than ever before moves the input to a new region, which takes milliseconds.
-        Raises `TensorMismatch` for a shape that the model does not allow, and
-        `OutOfSharedMemory`; the lease stays usable.
+        Do not write through earlier views of this input any more: they may lie over the
+        same bytes, or over none of the request. A shape larger than ever before moves
+        the input to a new region, which takes milliseconds. Raises `TensorMismatch` for
+        a shape that the model does not allow, and `OutOfSharedMemory`; the lease stays
+        usable.
         """
         slot = self._slot
         if slot is None or slot.server_hold:
@@ -323,8 +325,8 @@ class BaseLease(Holder):
                 hint="Take a new one with session.lease().",
             )
         return LeaseBusy(
-            "this lease still waits for the reply of its last request, which may read"
-            " and write the slot.",
+            "this lease still waits for the reply of its last request, to which its"
+            " inputs and outputs belong until then.",
             hint="Release it and take another lease.",
         )
 

@@ -152,12 +152,15 @@ class TensorSpec:
     def _likely_mistake(self, given: object) -> str:
         if not isinstance(given, tuple) or any(type(size) is not int for size in given):
             return "Give one whole number per dimension."
-        if self._allows((1, *given)):
+        if self.max_batch and self._allows((1, *given)):
             return "The batch dimension is missing: array[None] adds it."
         if len(given) == 4 and self._allows(tuple(given[i] for i in (0, 3, 1, 2))):
             return (
                 "It looks channels-last: array.transpose(0, 3, 1, 2) is channels-first."
             )
+        if len(given) != len(self.shape):
+            wanted = len(self.shape)
+            return f"It has {len(given)} dimensions, the model wants {wanted}."
         return ""
 
     def nbytes(self, shape: Shape) -> int:

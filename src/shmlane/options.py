@@ -11,6 +11,7 @@ classification of a BYTES output kills the server.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -115,6 +116,14 @@ class RequestOptions:
     def has_sequence(self) -> bool:
         """Whether the request is a step of a sequence, which must not be repeated."""
         return bool(self.sequence_id)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by what was given: read-only mappings do not pickle."""
+        given: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            given[each.name] = dict(value) if isinstance(value, Mapping) else value
+        return (functools.partial(RequestOptions, **given), ())
 
     def json_parameters(self) -> str:
         """`"parameters":{…}` for the JSON of the request, "" if there are none."""

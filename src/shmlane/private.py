@@ -11,13 +11,13 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
-from .errors import RegionError
+from .errors import OutOfSharedMemory
 
 
 class PrivateMemory:
     """Memory of `nbytes` bytes: zeros at first, taken from the machine as it is used.
 
-    Arrays over it keep it alive. Raises `RegionError` where there cannot be so much.
+    Arrays over it keep it alive. Raises `OutOfSharedMemory` where there is too little.
     """
 
     is_shared = False
@@ -28,9 +28,10 @@ class PrivateMemory:
         try:
             self._mapping = mmap.mmap(-1, max(nbytes, 1))
         except (OSError, OverflowError) as error:
-            raise RegionError(
+            raise OutOfSharedMemory(
                 f"there is no room for {nbytes} bytes of memory: {error}.",
-                nbytes=nbytes,
+                hint="Use fewer slots or smaller shapes.",
+                wanted=nbytes,
             ) from error
 
     def array(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:

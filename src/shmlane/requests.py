@@ -127,7 +127,7 @@ class RequestBuilding:
             return spec.nbytes((batch, *spec.shape[1:]))
         # What the caller declared, or what did not fit that; then what was learned.
         if tensor.plan.capacity:
-            seen = self.sizes.largest(tensor.name) if self._rerun else 0
+            seen = self.sizes.largest(tensor.name)
             return max(tensor.plan.capacity, tensor.capacity, seen)
         if key is None or (spec.is_bytes and not self._rerun):
             return None

@@ -226,6 +226,13 @@ class Session:
     # --- use --------------------------------------------------------------------------
 
     @property
+    def memory(self) -> str:
+        """Where tensors lie: "system" or "wire", "auto" until that is decided."""
+        if self._engine is None:
+            return self._settings.memory
+        return "system" if self._engine.memory.is_shared else "wire"
+
+    @property
     def metadata(self) -> ModelMetadata:
         """What the server says about the model; opens the session if need be."""
         return self._ensure_open().metadata
@@ -376,7 +383,7 @@ class Session:
         state = self._state.value
         slots = ""
         if self._engine is not None and self._state is _State.OPEN:
-            slots = f", {self._engine.pool!r}"
+            slots = f", memory {self.memory!r}, {self._engine.pool!r}"
         return f"<Session {self.model!r} at {self.url} {state}{slots}>"
 
 

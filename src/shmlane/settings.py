@@ -96,9 +96,10 @@ def _check_types(**arguments: tuple[object, type]) -> None:
     for name, (value, wanted) in arguments.items():
         is_missing = value is None and name not in ("url", "model")
         if not is_missing and not isinstance(value, wanted):
+            # What was meant for headers may hold a password.
+            shown = name if name == "connection" else f"{name}={value!r}"
             raise UsageError(
-                f"{name}={value!r} must be a {wanted.__name__}, not a"
-                f" {type(value).__name__}."
+                f"{shown} must be a {wanted.__name__}, not a {type(value).__name__}."
             )
 
 
@@ -126,5 +127,5 @@ def _checked_count(slots: int) -> int:
     except TypeError:
         count = 0
     if count < 1:
-        raise UsageError(f"slots={slots!r}: a session needs one slot or more.")
+        raise UsageError(f"slots={slots!r}: give a whole number of slots, 1 or more.")
     return count

@@ -109,6 +109,12 @@ def _exported(source: Any, wanted: _Wanted) -> Array | None:
         )
     if isinstance(source, (np.ndarray, np.generic)):
         return np.asarray(source)
+    if isinstance(source, (bytes, bytearray)) and wanted.datatype != "UINT8":
+        raise wanted.mismatch(
+            f"given was {type(source).__name__}.",
+            f"np.frombuffer(data, np.{wanted.dtype.name}).reshape(shape) makes an array"
+            " of it.",
+        )
     _check_device(source, wanted)
     if not any(hasattr(source, each) for each in _PROTOCOLS):
         return _of_buffer(source)
@@ -176,6 +182,7 @@ def _of_bfloat16(array: Array, wanted: _Wanted) -> Array:
 
 def _of_python(source: Any, wanted: _Wanted) -> Array:
     values = _numbers(source)
+    _check_numbers(source, values, wanted)
     if not values.size:
         return np.empty(values.shape, wanted.dtype)
     if _kind(values) in _kinds_for(wanted):
@@ -185,11 +192,27 @@ def _of_python(source: Any, wanted: _Wanted) -> Array:
         if not wanted.cast:
             raise _does_not_fit(values, fits, wanted)
     elif not wanted.cast:
-        has_type = values.dtype.kind != "O"
-        raise wanted.other_type(values.dtype if has_type else type(source).__name__)
+        raise wanted.other_type(values.dtype)
     if wanted.datatype == "BF16":
         return bfloat16_bits(values).view(wanted.dtype)
     return values.astype(wanted.dtype)
+
+
+def _check_numbers(source: Any, values: Array, wanted: _Wanted) -> None:
+    """Refuse what `cast` would only turn into NaN, or fail on later."""
+    kind = _kind(values)
+    is_missing = kind == "O" and any(each is None for each in values.flat)
+    if is_missing:
+        raise wanted.mismatch(
+            "given was None." if source is None else "None is among what was given.",
+            "Leave an optional input out of the call; give a number for what is"
+            " missing.",
+        )
+    if kind in "USVO" and not wanted.cast:
+        raise wanted.mismatch(
+            f"given was {type(source).__name__}.",
+            "Give an array, or lists of numbers.",
+        )
 
 
 def _numbers(source: Any) -> Array:

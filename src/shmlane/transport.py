@@ -303,8 +303,8 @@ class HttpConnection:
         return RequestLost(
             f"the connection broke before the reply was complete ({reason}); the model"
             " may have run.",
-            hint="The slot is set aside until the server cannot write to it any more;"
-            " send the request again if running it twice does no harm.",
+            hint="Send the request again if running it twice does no harm; memory that"
+            " the server may still write to stays set aside.",
         )
 
     def __repr__(self) -> str:
@@ -335,9 +335,9 @@ def _cut_off(outbox: Outbox, limit: float | None) -> InferTimeout:
 def _timed_out(timeout: float | None) -> InferTimeout:
     return InferTimeout(
         f"no complete reply came within {in_seconds(timeout)} of waiting.",
-        hint="The slot stays set aside until the reply comes: to try again, release"
-        " this lease and take another. Raise the timeout, or look at the server's"
-        " queue.",
+        hint="The model may still run. To try again, call infer of the session again,"
+        " or release this lease and take another. Raise the timeout, or look at the"
+        " server's queue.",
         timeout=timeout,
     )
 

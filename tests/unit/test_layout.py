@@ -124,11 +124,13 @@ def test_a_shape_passes_only_if_every_dimension_fits(
     "shape", [(2, 3), (1, 3, 4), (), (1, 4), (-1, 3), (1, -1)], ids=str
 )
 def test_a_mismatch_names_the_tensor_the_given_and_the_allowed(shape: Shape) -> None:
+    told = f" It has {len(shape)} dimensions, the model wants 2."
+    rank = "" if len(shape) == 2 else told
     spec = TensorSpec("images", "FP32", (1, 3))
     with pytest.raises(TensorMismatch) as caught:
         spec.check_shape(shape)
     assert str(caught.value) == (
-        f"tensor 'images' cannot have shape {shape}: the model allows (1, 3)."
+        f"tensor 'images' cannot have shape {shape}: the model allows (1, 3).{rank}"
     )
     assert caught.value.context == {
         "tensor": "images",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -312,3 +313,13 @@ def test_repr_shows_what_was_given_without_the_values_of_headers() -> None:
         "RequestOptions(id='7', priority=1, parameters={'a': 1},"
         " headers=['Authorization'])"
     )
+
+
+def test_options_go_to_other_processes() -> None:
+    options = RequestOptions(
+        id="a", sequence_id=7, parameters={"x": 1}, headers={"X": "y"}
+    )
+    copied = pickle.loads(pickle.dumps(options))
+    assert repr(copied) == repr(options)
+    assert copied.headers == options.headers
+    assert on_the_wire(copied) == on_the_wire(options)

@@ -307,10 +307,11 @@ def test_an_empty_list_has_any_datatype(datatype: str) -> None:
         ([1.0], "INT32", "given was float64"),
         ([0, 1], "BOOL", "given was int64"),
         (1j, "FP32", "given was complex128"),
-        ("7", "INT8", "given was <U1"),
-        ([b"7"], "INT8", "given was |S1"),
-        (None, "FP32", "given was NoneType"),
-        ([None], "FP32", "given was list"),
+        ("7", "INT8", "given was str. Give an array"),
+        ([b"7"], "INT8", "given was list. Give an array"),
+        (None, "FP32", "given was None. Leave"),
+        (b"1234", "FP32", "np.frombuffer(data, np.float32)"),
+        ([1.0, None], "FP32", "None is among"),
         ({1: 2}, "FP32", "given was dict"),
         ([[1], [2, 3]], "FP32", "inhomogeneous"),
         ([10**400], "FP64", "too large"),
@@ -344,7 +345,7 @@ def test_permission_is_for_any_conversion(
 
 
 @pytest.mark.parametrize("datatype", ["FP32", "BF16", "UINT64"])
-@pytest.mark.parametrize("source", [["x"], {1: 2}, [10**400]])
+@pytest.mark.parametrize("source", [["x"], {1: 2}, [10**400], None, [[1, None]]])
 def test_permission_makes_no_number_of_what_is_none(source: Any, datatype: str) -> None:
     refusal(source, datatype, cast=True)
 
