@@ -102,12 +102,11 @@ def test_values_of_options_for_tritonserver_may_be_words_of_their_own() -> None:
         process.communicate(timeout=30)
 
 
-def test_a_folder_without_models_is_warned_of(tmp_path: Path) -> None:
-    with serving("--model-repository", str(tmp_path)) as process:
-        assert ready_line(process)["models"] == []
-        process.send_signal(signal.SIGINT)
-        _, messages = process.communicate(timeout=30)
-    assert f"warning: there are no models in {tmp_path}" in messages
+def test_a_folder_without_models_is_refused(tmp_path: Path) -> None:
+    outcome = serve("--model-repository", str(tmp_path))
+    assert outcome.returncode == 2
+    assert outcome.stdout == ""
+    assert f"{tmp_path} has no models in it" in outcome.stderr
 
 
 def test_a_killed_command_leaves_no_server() -> None:

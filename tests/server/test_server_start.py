@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,14 @@ def test_a_taken_port_is_refused_by_number(which: str) -> None:
         with pytest.raises(ServerStartFailed, match=f"port {port}"):
             server.start()
     assert not server.is_alive
+
+
+@pytest.mark.parametrize("which", ["http_port", "grpc_port"])
+@pytest.mark.parametrize("port", [99999, 65536, -1, "8000", 80.0, None, True])
+def test_what_is_no_port_is_refused(which: str, port: Any) -> None:
+    with pytest.raises(UsageError, match=f"{which}={port!r} is not a port") as caught:
+        TritonServer(**{which: port})
+    assert "0 for any free port" in caught.value.hint
 
 
 def test_chosen_ports_are_used() -> None:
@@ -100,6 +109,24 @@ def test_a_model_that_does_not_load_is_told_with_triton_s_reason(
 def test_a_missing_repository_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"{tmp_path}/models is not a folder"):
         TritonServer(tmp_path / "models").start()
+
+
+def test_a_repository_without_models_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").touch()
+    with pytest.raises(UsageError, match=f"{tmp_path} has no models in it"):
+        TritonServer(tmp_path).start()
+
+
+def test_a_repository_may_be_filled_once_the_server_runs(tmp_path: Path) -> None:
+    arguments = ["--model-control-mode=explicit"]
+    with TritonServer(tmp_path, extra_args=arguments) as server:
+        assert server.model_names() == []
+
+
+@pytest.mark.parametrize("options", ["--log-verbose=1", b"-v", 5, None, [1], [None]])
+def test_options_are_a_list_of_texts(options: Any) -> None:
+    with pytest.raises(UsageError, match=r"is not a list of texts.* Give a list, as"):
+        TritonServer(extra_args=options)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ def serve(
     """
     _refuse_two_addresses(http_port, unix)
     _refuse_words(options or ())
-    _warn_of_empty(model_repository or ())
     with contextlib.suppress(KeyboardInterrupt), _stop_on_signals():
         wanted = demo or ([] if model_repository else ECHO_MODELS)
         server = TritonServer(
@@ -100,15 +99,6 @@ def _refuse_words(options: Sequence[str]) -> None:
                 param_hint="OPTIONS",
             )
         before = word
-
-
-def _warn_of_empty(repositories: Sequence[Path]) -> None:
-    for repository in repositories:
-        if not any(entry.is_dir() for entry in repository.iterdir()):
-            say(
-                f"warning: there are no models in {repository}; a repository holds a "
-                "folder for each model"
-            )
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from shmlane.errors import ServerStartFailed, UsageError
 
 LOOPBACK = "127.0.0.1"
 _LONGEST_UNIX_PATH = 107
+_LARGEST_PORT = 65535
 
 
 def checked_socket_path(path: str | Path) -> str:
@@ -33,6 +34,17 @@ def checked_socket_path(path: str | Path) -> str:
             limit=_LONGEST_UNIX_PATH,
         )
     return absolute
+
+
+def checked_port(name: str, port: object) -> int:
+    """A port of TCP, or 0 for any free one."""
+    # True is a number too.
+    if type(port) is not int or not 0 <= port <= _LARGEST_PORT:
+        raise UsageError(
+            f"{name}={port!r} is not a port.",
+            hint=f"Give a number up to {_LARGEST_PORT}, or 0 for any free port.",
+        )
+    return port
 
 
 def free_ports(wanted: tuple[int, int]) -> tuple[int, int]:

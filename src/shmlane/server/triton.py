@@ -19,6 +19,7 @@ from shmlane.errors import ServerStartFailed, ServerUnreachable, UsageError
 from shmlane.server.cache import cache_root, make_folder
 from shmlane.server.endpoints import (
     LOOPBACK,
+    checked_port,
     checked_socket_path,
     clear_socket,
     free_ports,
@@ -59,10 +60,13 @@ class TritonServer:
         if isinstance(model_repository, str | Path):
             model_repository = [model_repository]
         self._repositories = [Path(folder).absolute() for folder in model_repository]
-        self._wanted_ports = (http_port, grpc_port)
+        self._wanted_ports = (
+            checked_port("http_port", http_port),
+            checked_port("grpc_port", grpc_port),
+        )
         self._ports: tuple[int, int] | None = None
         self._socket = checked_socket_path(unix_socket) if unix_socket else None
-        self._extra_args = tuple(extra_args)
+        self._extra_args = _checked_options(extra_args)
         self._start_timeout = start_timeout
         self._name = f"shmlane-{secrets.token_hex(6)}"
         self.log_path = cache_root() / "logs" / f"{self._name}.log"
@@ -159,12 +163,7 @@ class TritonServer:
         if not self._repositories:
             self._repositories = demo_models(*ECHO_MODELS)
         for folder in self._repositories:
-            if not folder.is_dir():
-                raise UsageError(
-                    f"the model repository {folder} is not a folder.",
-                    hint="Give the folder that holds the models' folders.",
-                    path=str(folder),
-                )
+            self._check_repository(folder)
         ports = self._ports or self._wanted_ports
         if 0 in ports:
             self._launch_on_free_ports()
@@ -185,6 +184,20 @@ class TritonServer:
         """End the server as a crash would (SIGKILL) and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
+
+    def _check_repository(self, folder: Path) -> None:
+        if not folder.is_dir():
+            problem = "is not a folder"
+        # A server that is told when to load may have its models put there later.
+        elif _loads_at_start(self._extra_args) and not _has_folders(folder):
+            problem = "has no models in it"
+        else:
+            return
+        raise UsageError(
+            f"the model repository {folder} {problem}.",
+            hint="Give the folder that holds the models' folders.",
+            path=str(folder),
+        )
 
     def _launch_on_free_ports(self) -> None:
         for tries_left in reversed(range(_PORT_TRIES)):
@@ -228,3 +241,23 @@ class TritonServer:
                 "this server has no address before it is started.", hint="Call start()."
             )
         return self._ports
+
+
+def _checked_options(options: object) -> tuple[str, ...]:
+    """A text alone would be taken for a list of its letters."""
+    if isinstance(options, Sequence) and not isinstance(options, str | bytes):
+        given = tuple(options)
+        if all(isinstance(each, str) for each in given):
+            return given
+    raise UsageError(
+        f"extra_args={options!r} is not a list of texts.",
+        hint='Give a list, as in extra_args=["--log-verbose=1"].',
+    )
+
+
+def _loads_at_start(options: Sequence[str]) -> bool:
+    return not any(option.startswith("--model-control-mode") for option in options)
+
+
+def _has_folders(folder: Path) -> bool:
+    return any(entry.is_dir() for entry in folder.iterdir())
