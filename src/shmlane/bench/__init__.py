@@ -26,6 +26,7 @@ from shmlane.bench.plan import (
     Plan,
     make_plan,
 )
+from shmlane.bench.preprocessing import Preprocessing, Versus, measure_preprocess
 from shmlane.bench.report import Ratio, Report, Result, Sample, Spread
 from shmlane.bench.rounds import run
 from shmlane.bench.servers import Servers, own_servers
@@ -43,15 +44,18 @@ __all__ = [
     "Overhead",
     "Payload",
     "Plan",
+    "Preprocessing",
     "Ratio",
     "Report",
     "Result",
     "Sample",
     "Servers",
     "Spread",
+    "Versus",
     "Writing",
     "make_plan",
     "measure_overhead",
+    "measure_preprocess",
     "measure_write",
     "own_servers",
     "render_table",

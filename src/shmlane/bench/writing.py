@@ -22,7 +22,7 @@ from shmlane.testing import ScriptedServer, sink_model
 from .plan import Payload
 
 _INPUT = "INPUT__0"
-_COPIES = 20
+COPIES = 20
 _COPYTO = "np.copyto"
 _WRITE = "lease.write"
 # Of smaller payloads the checks of a call are a part that no limit is set for.
@@ -104,19 +104,19 @@ def _compare(lease: Lease, payload: Payload, rounds: int) -> Writing:
         _COPYTO: lambda: np.copyto(target, source),
         _WRITE: lambda: lease.write(_INPUT, source),
     }
-    _turns(steps)
-    turns = [_turns(steps) for _ in range(rounds)]
+    take_turns(steps)
+    turns = [take_turns(steps) for _ in range(rounds)]
     target.fill(np.nan)
     lease.write(_INPUT, source)
     return _summary(payload, turns, verified=np.array_equal(target, source))
 
 
-def _turns(steps: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+def take_turns(steps: Mapping[str, Callable[[], None]]) -> dict[str, float]:
     """Median times of one round, in microseconds; who comes first changes each time."""
     clock = time.perf_counter_ns
     times: dict[str, list[int]] = {name: [] for name in steps}
     order = list(steps.items())
-    for _ in range(_COPIES):
+    for _ in range(COPIES):
         for name, step in order:
             begin = clock()
             step()
@@ -132,7 +132,7 @@ def _summary(
     return Writing(
         payload=payload.name,
         rounds=len(turns),
-        copies=_COPIES,
+        copies=COPIES,
         copyto_us=round(statistics.median(turn[_COPYTO] for turn in turns), 2),
         write_us=round(statistics.median(turn[_WRITE] for turn in turns), 2),
         ratio=round(statistics.median(ratios), 4),

@@ -45,7 +45,8 @@ _Seed = typer.Option(
 _Case = typer.Option(
     metavar="NAME",
     help="overhead: what shmlane adds to the bare bytes, by part. write: lease.write "
-    "over one np.copyto. preprocess: a picture into a slot. wire: the clients without shared memory, yolov8, 1 in flight.",
+    "over one np.copyto. preprocess: image_into over what is usual. wire: the clients "
+    "without shared memory, yolov8, 1 in flight.",
 )
 
 
