@@ -102,14 +102,21 @@ class Lane(NamedTuple):
         """The same with a small session of its own."""
         session = self.session
         return self._replace(
-            session=_session(session.url, session.model, slots=2, timeouts=limits)
+            session=_session(
+                session.url,
+                session.model,
+                slots=2,
+                memory=session.memory,
+                timeouts=limits,
+            )
         )
 
 
 def make_lanes(direct: str, tcp: str, unix: str) -> list[Lane]:
     """The sessions of a client, straight and through what comes between.
 
-    Replies lie in place, come on the wire, or answer a request that was sent again.
+    Replies lie in place, come on the wire, or answer a request that was sent again;
+    some sessions share no memory with the server.
     """
     place = {OUTPUT: (1, 1, 1, LARGEST)}
     # What comes between answers in Triton's place, or says things twice.
@@ -121,6 +128,8 @@ def make_lanes(direct: str, tcp: str, unix: str) -> list[Lane]:
         Lane(_session(unix, SLOW, outputs=place), lied_to),
         Lane(_session(tcp, SLOW, outputs=place, replay=True), lied_to),
         Lane(_session(tcp, "identity"), lied_to),
+        Lane(_session(direct, SLOW, memory="wire"), EXPECTED),
+        Lane(_session(tcp, "identity", memory="wire", replay=True), lied_to),
     ]
 
 
@@ -129,6 +138,7 @@ def _session(
     model: str,
     *,
     slots: int = SLOTS,
+    memory: str = "system",
     outputs: Mapping[str, Shape] | None = None,
     replay: bool = False,
     timeouts: Timeouts = LIMITS,
@@ -137,6 +147,7 @@ def _session(
         url,
         model,
         slots=slots,
+        memory=memory,
         shapes={INPUT: FIRST_SHAPE},
         outputs=outputs,
         connection=Connection(replay=replay),
