@@ -285,11 +285,11 @@ def _checked_headers(field_name: str, value: object) -> Mapping[str, str]:
     content: dict[str, str] = {}
     for name, text in _mapping(field_name, value, wanted).items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise _refusal(field_name, {name: text}, wanted)
+            raise _refusal(field_name, [name], wanted)
         callers_header(name, text)
         if name.lower() in map(str.lower, content):
             allowed = "each header once: case makes no other name"
-            raise _refusal(field_name, {name: text}, allowed)
+            raise _refusal(field_name, [name], allowed)
         content[name] = text
     return MappingProxyType(content)
 

@@ -165,8 +165,9 @@ def header_line(name: str, value: str) -> str:
     legal = value.isprintable() and value.isascii() and value == value.strip()
     if not _TOKEN.fullmatch(name) or not legal:
         raise UsageError(
-            f"{name!r}: {value!r} is not a legal HTTP header: names are tokens, values"
-            " are printable ASCII without space at the ends.",
+            # Not the value, which may be a password.
+            f"{name!r} is not a legal HTTP header: names are tokens, values are"
+            " printable ASCII without space at the ends.",
             header=name,
         )
     return f"{name}: {value}"

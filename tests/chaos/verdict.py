@@ -44,7 +44,7 @@ _MIB = 1 << 20
 
 # What a client may still gain: descriptors of slots that were not used or grown before
 # the early point (a connection, and two for the memory of each tensor that moved; at
-# most 6 slots in each of 6 sessions), and pages that its threads' arenas keep. What a
+# most 6 slots in each of 8 sessions), and pages that its threads' arenas keep. What a
 # server may: a connection for each such slot, and buffers for the largest request that
 # each of its threads has met. A leak shows far above: a short run makes hundreds of
 # connections and registrations and thousands of requests in between, a long one tens
