@@ -23,6 +23,8 @@ from .scratch import scratch
 Writer = Callable[[Array, Array], None]
 _Factor = float | Array
 
+# A quarter of a MiB.
+_PLACES = 1 << 15
 _BYTE = np.dtype(np.uint8)
 _SINGLE = np.dtype(np.float32)
 _LAST = np.float32(255)
@@ -91,10 +93,21 @@ def _table(factor: float, addend: float, out: np.dtype[Any]) -> Array:
 def _look_up(table: Array, out: Array, source: Array) -> None:
     cv2 = opencv()
     if cv2 is None or not (out.flags.c_contiguous and source.flags.c_contiguous):
-        # No index is out of range; "clip" spares the copy that NumPy makes in case.
-        table.take(source, out=out, mode="clip")
+        _look_up_strided(table, out, source)
         return
     # As one channel of whole numbers: every version of OpenCV has those.
     whole = np.dtype(f"u{table.itemsize}")
     made = out.view(whole).reshape(len(out), -1)
     cv2.LUT(source.reshape(made.shape), table.view(whole), made)
+
+
+def _look_up_strided(table: Array, out: Array, source: Array) -> None:
+    """With NumPy, which wants places of eight bytes each: some rows at a time."""
+    step = max(1, _PLACES * len(source) // source.size)
+    with scratch("places", (step, *source.shape[1:]), np.intp) as room:
+        for top in range(0, len(source), step):
+            rows = source[top : top + step]
+            places = room[: len(rows)]
+            np.copyto(places, rows)
+            # No place is outside; "clip" spares the copy that NumPy makes in case.
+            table.take(places, out=out[top : top + step], mode="clip")

@@ -70,7 +70,7 @@ def resize_into(
     to whole numbers before they are scaled; without OpenCV they may differ by 1 from
     what they are with it. All else is as `image_into` has it, height and width aside;
     raises `ExtraMissing` too. Works in memory that the thread keeps for the next frame,
-    32 MiB at most.
+    48 MiB at most.
     """
     target, pixels = _open(view, frame, layout)
     check_interpolation(interpolation)

@@ -45,9 +45,9 @@ def paint_colour(target: Target, recipe: Recipe, colour: PerChannel) -> None:
     np.copyto(target.planes, values[:, None, None], casting="unsafe")
 
 
-def block_rows(height: int, width: int) -> int:
+def block_rows(height: int, width: int, *, pixels: int = BLOCK_PIXELS) -> int:
     """How many rows make a block; blocks of one picture are about equally large."""
-    most = max(1, BLOCK_PIXELS // width)
+    most = max(1, pixels // width)
     return -(-height // -(-height // most))
 
 

@@ -24,6 +24,8 @@ Interpolation = Literal["linear", "nearest", "area", "cubic"]
 # Height and width in pixels.
 Size = tuple[int, int]
 
+# Of NumPy's own resizing, which goes over each block several times.
+_BLOCK_PIXELS = 1 << 16
 _WITHOUT_OPENCV = ("linear", "nearest")
 
 
@@ -93,28 +95,40 @@ def _blocks(
         for start, count in zip(corner, window, strict=True)
     )
     # What is gathered first is as wide as the frame.
-    step = block_rows(len(rows), max(pixels.shape[1], len(columns)))
+    width = max(pixels.shape[1], len(columns))
+    step = block_rows(len(rows), width, pixels=_BLOCK_PIXELS)
     for top in range(0, len(rows), step):
-        yield top, make(pixels, size, rows[top : top + step], columns)
+        with make(pixels, size, rows[top : top + step], columns) as made:
+            yield top, made
 
 
-def _nearest(pixels: Array, size: Size, rows: Array, columns: Array) -> Array:
+@contextmanager
+def _nearest(pixels: Array, size: Size, rows: Array, columns: Array) -> Iterator[Array]:
     """Pixels whose area holds the upper left corner of each new pixel."""
     height, width, _ = pixels.shape
-    gathered = pixels.take(rows * height // size[0], axis=0)
-    picked: Array = gathered.take(columns * width // size[1], axis=1)
-    return picked
+    # Not `take`: it copies a whole frame that does not lie in one piece.
+    gathered = pixels[rows * height // size[0]]
+    yield gathered.take(columns * width // size[1], axis=1)
 
 
-def _linear(pixels: Array, size: Size, rows: Array, columns: Array) -> Array:
-    height, width, _ = pixels.shape
+@contextmanager
+def _linear(pixels: Array, size: Size, rows: Array, columns: Array) -> Iterator[Array]:
+    height, width, channels = pixels.shape
     upper, lower, down = _neighbours(rows, height, size[0])
     left, right, along = _neighbours(columns, width, size[1])
-    mixed = _mix(pixels.take(upper, 0), pixels.take(lower, 0), down[:, None, None])
-    mixed = _mix(mixed.take(left, 1), mixed.take(right, 1), along[:, None])
-    if pixels.dtype == np.uint8:
-        return np.rint(mixed, out=mixed).astype(np.uint8)
-    return mixed
+    is_bytes = pixels.dtype == np.uint8
+    kind = np.result_type(pixels, np.float32)
+    with (
+        scratch("rows", (len(rows), width, channels), kind) as whole,
+        scratch("sides", (2, len(rows), len(columns), channels), kind) as sides,
+    ):
+        _mix(pixels[upper], pixels[lower], down[:, None, None], out=whole)
+        for places, side in zip((left, right), sides, strict=True):
+            # No place is outside; "clip" spares the copy that NumPy makes in case.
+            whole.take(places, axis=1, out=side, mode="clip")
+        made = sides[1]
+        _mix(sides[0], made, along[:, None], out=made)
+        yield np.rint(made, out=made).astype(np.uint8) if is_bytes else made
 
 
 def _neighbours(places: Array, source: int, target: int) -> tuple[Array, Array, Array]:
@@ -125,9 +139,8 @@ def _neighbours(places: Array, source: int, target: int) -> tuple[Array, Array, 
     return first, second, (at - first).astype(np.float32)
 
 
-def _mix(first: Array, second: Array, share: Array) -> Array:
-    """`first` and that share of the way to `second`, in float32 or wider."""
-    mixed = np.subtract(second, first, dtype=np.result_type(first, np.float32))
-    mixed *= share
-    mixed += first
-    return mixed
+def _mix(first: Array, second: Array, share: Array, *, out: Array) -> None:
+    """`first` and that share of the way to `second`; `out` may be `second`."""
+    np.subtract(second, first, out=out, dtype=out.dtype)
+    np.multiply(out, share, out=out)
+    np.add(out, first, out=out)
