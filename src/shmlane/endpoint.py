@@ -6,11 +6,14 @@ connections. Refuses to try twice and to send anything (`transport`).
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .errors import UsageError
 
@@ -119,20 +122,17 @@ class Endpoint:
 
     def connect(self, timeout: float | None) -> socket.socket:
         """One attempt at a connected socket; raises OSError."""
-        if not self.path:
-            connected = socket.create_connection((self.host, self.port), timeout)
-            _set_options(connected)
-            return connected
-        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            if unix.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _UNIX_SEND_BYTES:
-                unix.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_SEND_BYTES)
-            unix.settimeout(timeout)
-            unix.connect(self.path)
-        except BaseException:
-            unix.close()
-            raise
-        return unix
+        if self.path:
+            return _connected(socket.AF_UNIX, self.path, timeout)
+        refused: OSError | None = None
+        for family, _, _, _, address in socket.getaddrinfo(
+            self.host, self.port, type=socket.SOCK_STREAM
+        ):
+            try:
+                return _connected(family, address, timeout)
+            except OSError as error:
+                refused = refused or error
+        raise refused or OSError("the name has no address")
 
     def is_deserted(self, timeout: float | None) -> bool:
         """True when no server is there; what one knew that was, is gone with it."""
@@ -177,13 +177,49 @@ def _refusal(what: str, value: object, allowed: str) -> UsageError:
     )
 
 
-def _set_options(connected: socket.socket) -> None:
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _connected(
+    family: socket.AddressFamily, address: Any, timeout: float | None
+) -> socket.socket:
+    """A socket connected to one address, with the options of its family."""
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_UNIX:
+            _set_unix_options(made)
+        else:
+            _set_tcp_options(made, address)
+        made.settimeout(timeout)
+        made.connect(address)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _set_unix_options(unix: socket.socket) -> None:
+    if unix.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _UNIX_SEND_BYTES:
+        unix.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_SEND_BYTES)
+
+
+def _set_tcp_options(tcp: socket.socket, address: Any) -> None:
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         # Not every system has each of them; then its own values hold.
         if hasattr(socket, name):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            tcp.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if _is_loopback(address[0]) and hasattr(socket, "TCP_CONGESTION"):
+        # Within a machine nothing is congested, and algorithms that pace what they
+        # send (BBR, where it is the default) only wait. Before connecting: pacing once
+        # begun goes on under every other algorithm. Reno is in every kernel.
+        with contextlib.suppress(OSError):
+            tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _is_ipv6(address: str | None) -> bool:

@@ -313,3 +313,12 @@ def test_a_process_without_descriptors_is_told_which_limit_it_met() -> None:
         os.close(last)
     assert "Too many open files" in str(caught.value)
     assert "see ulimit -n, or use fewer slots" in caught.value.hint
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="Linux has it")
+def test_nothing_is_paced_within_a_machine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with Endpoint.parse(f"localhost:{port}").connect(5.0) as connected:
+            name = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert name.rstrip(b"\0") == b"reno"
