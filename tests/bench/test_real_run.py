@@ -233,7 +233,7 @@ def test_the_command_measures_a_write(tmp_path: Path) -> None:
 def test_the_command_refuses_an_unknown_case() -> None:
     reply = bench("--case", "wires")
     assert reply.returncode == 2
-    assert "known are overhead, write, wire" in reply.stderr
+    assert "known are overhead, write, preprocess, wire" in reply.stderr
     assert reply.stdout == ""
 
 
