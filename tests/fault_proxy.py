@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from shmlane.endpoint import Endpoint
 from shmlane.replies import ReplyParser
 from shmlane.testing.listener import Address, Listener, reset
-from shmlane.transport import Endpoint
 
 _RECEIVE_BYTES = 64 << 10
 _CONNECT_TIMEOUT = 5.0

@@ -16,9 +16,9 @@ import termios
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from shmlane.endpoint import Endpoint
 from shmlane.server import TritonServer
 from shmlane.testing.listener import Address, Listener
-from shmlane.transport import Endpoint
 from tests.polling import eventually
 
 # What to send in place of a reply, given it and the replies before; None hangs up.

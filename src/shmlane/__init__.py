@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .endpoint import Connection
 from .errors import (
     AccessRestricted,
     ContenderFailed,
@@ -42,7 +43,6 @@ from .regions import RegionOptions
 from .session import Lease, Session
 from .stats import SessionStats
 from .timing import Timeouts
-from .transport import Connection
 
 __version__ = "0.1.0"
 

@@ -14,12 +14,13 @@ from collections.abc import Callable
 
 from . import control
 from .background import Background
+from .endpoint import Endpoint
 from .errors import ServerUnreachable, ShmlaneError
 from .exchange import Exchange
 from .replies import HttpReply
 from .slots import Slot
 from .timing import Deadline
-from .transport import Endpoint, HttpConnection
+from .transport import HttpConnection
 
 _CONTROL_LIMIT = 2.0
 # A server that comes back is found within the first; one that refuses is asked less and

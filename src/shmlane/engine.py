@@ -139,8 +139,7 @@ class Engine:
             slots = engine.pool.slots
             undo.callback(engine._end, slots, channel)
             for slot in slots:
-                if slot.is_shared:
-                    calls.register(slot, channel, deadline)
+                calls.register(slot, channel, deadline)
             # The slot that is handed out first inherits the connection.
             slots[0].channel = channel
             undo.pop_all()

@@ -31,7 +31,7 @@ from .errors import (
 from .metadata import Array, ModelMetadata
 from .options import RequestOptions
 from .replies import HttpReply, InferReply, OutputReply
-from .requests import RequestBuilding, can_grow
+from .requests import RequestBuilding, can_grow, classes_of
 from .slots import Prepared, Slot
 from .tensors import Tensor
 from .wire import HttpRequests
@@ -40,8 +40,6 @@ _REQUEST_ID = "[request id: "
 _TOO_SMALL = re.compile(
     r"for output '([^']+)' \((\d{1,18}) bytes\).* at least (\d{1,18}) bytes"
 )
-
-
 _NO_ELEMENT = np.empty((), object)
 
 
@@ -164,9 +162,7 @@ class Exchange:
             return Verdict.REGISTER_AGAIN
         if match := _TOO_SMALL.search(server_text(reply)):
             self.building.note_size(prepared, match[1], int(match[3]))
-            options = prepared.options
-            is_step = options is not None and options.has_sequence
-            if self.rerun and not is_step and can_grow(slot, match[1]):
+            if self.rerun and not slot.is_step and can_grow(slot, match[1]):
                 return Verdict.RUN_AGAIN
         raise self._failure(reply)
 
@@ -184,16 +180,13 @@ class Exchange:
             name, given, needed = match[1], int(match[2]), int(match[3])
             spec = self.metadata.outputs.get(name)
             what = "bytes" if spec is not None and spec.is_bytes else "shape"
-            can_grow = spec is not None and not (
-                spec.is_fixed or spec.is_fixed_but_for_batch
-            )
             return InferFailed(
                 f"output {name!r} needs {needed} bytes, its block has {given}; the"
                 " model has run.",
                 hint="The next request has room for it. To be spared this, declare how"
                 f" large it can be, outputs={{{name!r}: {what}}}, or let the model run"
                 " again then, rerun=True.",
-                retryable=can_grow,
+                retryable=spec is not None and not spec.is_sized,
                 status=reply.status,
                 text=text,
                 output=name,
@@ -241,7 +234,7 @@ def _take_outputs(
                 f" for; it sent: {', '.join(came) or 'none'}.",
                 output=tensor.name,
             )
-        classes = _classes(prepared, tensor)
+        classes = classes_of(prepared.options, tensor.name)
         _check_output(tensor, output, prepared, classes=classes)
         try:
             if output.data is not None:
@@ -256,12 +249,6 @@ def _take_outputs(
         except (ValueError, OverflowError) as error:
             raise _misfit(tensor, output, "no array can have that shape") from error
     return wire
-
-
-def _classes(prepared: Prepared, tensor: Tensor) -> int:
-    """How many classes were asked for in the place of this output."""
-    options = prepared.options
-    return options.classification.get(tensor.name, 0) if options else 0
 
 
 def _array(tensor: Tensor, output: OutputReply, *, classes: int) -> Array:

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from . import control
 from .calls import run
+from .endpoint import Endpoint
 from .errors import (
     AccessRestricted,
     RegionError,
@@ -26,7 +27,7 @@ from .errors import (
 from .header import MAGIC, RegionHeader
 from .regions import owner_is_dead, region_files
 from .timing import Deadline
-from .transport import Endpoint, HttpConnection
+from .transport import HttpConnection
 from .wire import HttpRequests
 
 T = TypeVar("T")

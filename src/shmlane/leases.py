@@ -146,9 +146,9 @@ class BaseLease(Holder):
 
         It has the shape last asked for in this lease with `view` or `write`, else the
         one that `Session(shapes=)` declared, else the model's (batch 1 if only the
-        batch size is open). What it contains at first
-        is undefined. Raises `UnknownTensor`, `LeaseExpired`, `LeaseBusy`, and
-        `TensorMismatch` where no shape was ever said.
+        batch size is open). What it contains at first is undefined. Raises
+        `UnknownTensor`, `LeaseExpired`, `LeaseBusy`, and `TensorMismatch` where no
+        shape was ever said.
         """
         slot = self._slot
         if slot is None or slot.server_hold:

@@ -106,6 +106,11 @@ class TensorSpec:
         is_open = -1 in self.shape[1:] or self.is_bytes
         return self.max_batch > 0 and not is_open
 
+    @property
+    def is_sized(self) -> bool:
+        """Whether the model and the batch size tell how many bytes it has."""
+        return self.is_fixed or self.is_fixed_but_for_batch
+
     def check_shape(self, shape: Iterable[int]) -> Shape:
         """`shape` as a tuple of ints; `TensorMismatch` if the model forbids it."""
         try:

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from .background import Background
 from .draining import Drainer
+from .endpoint import Endpoint
 from .errors import InferTimeout, ShmlaneError
 from .exchange import Exchange
 from .slots import Channel, Holder, Label, Slot
-from .transport import Endpoint
 
 _RETRY_PAUSE = 0.25
 

@@ -56,9 +56,10 @@ class RequestBuilding:
         ]
         _check_wire(inputs)
         ids = (options.id, options.id) if options and options.id else ("0", "1")
-        first, second = (self._build(id_, inputs, outputs, options) for id_ in ids)
+        # A caller's own id stands in both.
+        built = {id_: self._build(id_, inputs, outputs, options) for id_ in {*ids}}
         slot.prepared = Prepared(
-            (first, second),
+            (built[ids[0]], built[ids[1]]),
             given=given,
             ids=ids,
             options=options,
@@ -103,7 +104,7 @@ class RequestBuilding:
     ) -> TensorRef:
         """Where an output is to lie; without a region where it may not fit."""
         nbytes = self._output_nbytes(tensor, batch, key)
-        classes = options.classification.get(tensor.name, 0) if options else 0
+        classes = classes_of(options, tensor.name)
         fits = nbytes is not None and 0 < nbytes <= tensor.capacity and not classes
         # A step of a sequence that did not fit could not be had again.
         if options is not None and options.has_sequence and _is_open(tensor):
@@ -139,12 +140,11 @@ class RequestBuilding:
         """Outputs whose block is too small for such a request, and what they need."""
         if not slot.is_shared:
             return []
-        classified = options.classification if options is not None else ()
         batch, key = _batch(slot, given), _key(slot, given)
         sizes = [
             (tensor, self._output_nbytes(tensor, batch, key))
             for tensor in slot.outputs.values()
-            if tensor.name not in classified
+            if not classes_of(options, tensor.name)
         ]
         return [
             (tensor, nbytes)
@@ -156,11 +156,11 @@ class RequestBuilding:
         """Remember the sizes of outputs that the model leaves open."""
         if prepared.key is None:
             return
-        options = prepared.options
-        classified = options.classification if options is not None else ()
         for output in answer.outputs:
             tensor = slot.outputs.get(output.name)
-            if tensor is None or output.name in classified or not _is_open(tensor):
+            if tensor is None or not _is_open(tensor):
+                continue
+            if classes_of(prepared.options, output.name):
                 continue
             if output.data is not None:
                 self.note_size(prepared, output.name, len(output.data))
@@ -229,9 +229,12 @@ def repeats_id(slot: Slot, options: RequestOptions | None) -> bool:
 def can_grow(slot: Slot, output: str) -> bool:
     """Whether another request may have more room for this output."""
     tensor = slot.outputs.get(output)
-    return tensor is not None and not (
-        tensor.spec.is_fixed or tensor.spec.is_fixed_but_for_batch
-    )
+    return tensor is not None and not tensor.spec.is_sized
+
+
+def classes_of(options: RequestOptions | None, output: str) -> int:
+    """How many classes are asked for in the place of this output."""
+    return 0 if options is None else options.classification.get(output, 0)
 
 
 def _batch(slot: Slot, given: int) -> int:
@@ -244,9 +247,7 @@ def _batch(slot: Slot, given: int) -> int:
 
 def _is_open(tensor: Tensor) -> bool:
     """Whether nothing but replies tells the size of this output."""
-    spec = tensor.spec
-    is_known = spec.is_fixed or spec.is_fixed_but_for_batch
-    return not is_known and not tensor.plan.capacity
+    return not tensor.spec.is_sized and not tensor.plan.capacity
 
 
 def _key(slot: Slot, given: int) -> Key | None:

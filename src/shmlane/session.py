@@ -16,6 +16,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any
 
+from .endpoint import Connection
 from .engine import Engine
 from .errors import (
     ForkedSession,
@@ -37,7 +38,6 @@ from .slots import Holder, Slot
 from .stats import SessionStats
 from .tensors import Tensor
 from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
-from .transport import Connection
 
 _OPEN_PAUSE = 0.05
 

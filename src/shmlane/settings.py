@@ -10,11 +10,11 @@ import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from .endpoint import Connection, Endpoint
 from .errors import UsageError
 from .layout import Sizes
 from .regions import RegionOptions
 from .timing import Timeouts
-from .transport import Connection, Endpoint
 from .wire import HttpRequests
 
 # Where tensors lie: in shared memory, in the requests and replies themselves, or in the

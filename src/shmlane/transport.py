@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from .buffers import Inbox, Outbox
-from .endpoint import Connection as Connection
-from .endpoint import Endpoint as Endpoint
+from .endpoint import Endpoint
 from .errors import InferTimeout, ProtocolError, RequestLost, ServerUnreachable
 from .replies import FOREIGN_STATUS, HttpReply, ReplyParser
 from .timing import Deadline, in_seconds

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import NamedTuple, TypeVar
 
+from shmlane.endpoint import Endpoint
 from shmlane.timing import Deadline
-from shmlane.transport import Endpoint, HttpConnection
+from shmlane.transport import HttpConnection
 
 T = TypeVar("T")
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

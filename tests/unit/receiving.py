@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shmlane import draining, receiver
+from shmlane.endpoint import Endpoint
 from shmlane.exchange import Exchange
 from shmlane.receiver import Receiver
 from shmlane.slots import Label, Slot
-from shmlane.transport import Endpoint, HttpConnection
+from shmlane.transport import HttpConnection
 from tests.polling import eventually
 from tests.unit.scripted import (
     PLAIN,

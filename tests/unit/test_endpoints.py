@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmlane import Connection
+from shmlane.endpoint import Endpoint
 from shmlane.errors import ServerUnreachable, UsageError
 from shmlane.timing import Deadline
-from shmlane.transport import Endpoint, HttpConnection
+from shmlane.transport import HttpConnection
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs poll and Unix")
 

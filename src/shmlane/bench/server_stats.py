@@ -10,9 +10,9 @@ import dataclasses
 import time
 from typing import Any
 
+from shmlane.endpoint import Endpoint
 from shmlane.errors import ServerUnreachable
 from shmlane.server.health import Address, call
-from shmlane.transport import Endpoint
 
 _MOST_READINGS = 100
 _BETWEEN_READINGS_S = 0.005
