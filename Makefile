@@ -13,7 +13,7 @@ STEP := @scripts/step
 BENCH_ARGS := --quick --payloads yolov8 --concurrency 1 --rounds 5
 BENCH_LIMIT := 300
 
-.PHONY: demo test lint types imports unit suite chaos bench clean help
+.PHONY: demo test test-apps lint types imports unit suite chaos bench clean help
 
 demo: $(READY) ## Start a real Triton server and show what shared memory does
 	@$(BIN)/shmlane demo --output out $(ARGS)
@@ -38,6 +38,11 @@ unit: $(READY) ## Tests that need no server: seconds
 suite: $(READY) ## All tests: units, a real server, faults, the docs' code blocks
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-apps: $(READY) ## Whole applications: OCR, video, web services under load, Ray
+	$(STEP) "Installing what only applications need" \
+		$(BIN)/python -m pip install --editable '.[all]' --group dev --group apps
+	@$(BIN)/python -m pytest tests/apps -m "heavy or not heavy" $(ARGS)
+
 chaos: $(READY) ## Ten minutes of faults on a real server (SECONDS=, SEED=)
 	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) \
 		$(if $(SEED),--seed $(SEED))
@@ -54,8 +59,8 @@ clean: ## Remove .venv, caches and build products
 
 help: ## This list
 	@echo "make TARGET [ARGS=...]"
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \1 \2/p' $(MAKEFILE_LIST) \
-		| while read -r name what; do printf '  %-8s %s\n' "$$name" "$$what"; done
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1 \2/p' $(MAKEFILE_LIST) \
+		| while read -r name what; do printf '  %-9s %s\n' "$$name" "$$what"; done
 
 $(READY): pyproject.toml scripts/setup-venv
 	@scripts/setup-venv
