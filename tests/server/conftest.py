@@ -24,8 +24,8 @@ BREAKABLE = [
 
 @pytest.fixture(scope="session")
 def networks_server() -> Iterator[TritonServer]:
-    """`resnet50` and `ocr_det` on ports of loopback."""
-    with TritonServer(demo_models("resnet50", "ocr_det")) as server:
+    """`resnet50`, `ocr_det` and `ocr_rec` on ports of loopback."""
+    with TritonServer(demo_models("resnet50", "ocr_det", "ocr_rec")) as server:
         yield server
 
 

@@ -14,7 +14,13 @@ from shmlane.server import TritonServer, networks
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-NAMES = ("resnet50", "ocr_det")
+# Name and the shapes of one input and its output, batch aside.
+SHAPES = {
+    "resnet50": ((3, 224, 224), (1000,)),
+    "ocr_det": ((3, 640, 640), (1, 640, 640)),
+    "ocr_rec": ((3, 48, 320), (40, 6625)),
+}
+NAMES = tuple(SHAPES)
 
 
 def ask(
@@ -30,8 +36,8 @@ def ask(
 
 def pixels(name: str, *, batch: int) -> NDArray[np.float32]:
     random = np.random.default_rng(7)
-    shape = (batch, *networks.network(name).input_dims)
-    return random.standard_normal(shape, dtype=np.float32)
+    shape, _ = SHAPES[name]
+    return random.standard_normal((batch, *shape), dtype=np.float32)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,7 +46,7 @@ def test_the_server_answers_as_onnxruntime_does(
 ) -> None:
     given = pixels(name, batch=2)
     (found,) = ask(networks_server, name, given)
-    assert found.shape == (2, *networks.network(name).output_dims)
+    assert found.shape == (2, *SHAPES[name][1])
     np.testing.assert_allclose(found, networks.reference(name, given), atol=1e-6)
 
 
@@ -79,6 +85,14 @@ def test_a_repository_holds_one_model(name: str) -> None:
 def test_an_unknown_network_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"'vgg'.*resnet50, ocr_det"):
         networks.repository("vgg")
+
+
+def test_the_characters_are_those_of_the_classes() -> None:
+    known = networks.characters()
+    assert len(known) == SHAPES["ocr_rec"][1][-1]
+    assert (known[0], known[-1]) == ("", " ")
+    assert all(len(character) == 1 for character in known[1:])
+    assert set("aAzZ019書?") <= set(known)
 
 
 def test_pixels_that_no_network_takes_fail_with_the_reason() -> None:

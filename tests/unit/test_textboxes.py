@@ -75,6 +75,18 @@ def test_a_slanted_core_gets_a_slanted_box() -> None:
     assert sides(box) == pytest.approx((100, 12), abs=2)
 
 
+@pytest.mark.parametrize("angle", [-80, -30, -1, 0, 1, 30, 80])
+def test_corners_go_clockwise_from_the_upper_left_one(angle: float) -> None:
+    probability = empty_map()
+    draw(probability, bar(120, 60, 60, 20, angle=angle), 0.9)
+    (box,) = find_text_boxes(probability)
+    upper_left, upper_right, lower_right, lower_left = box.corners
+    assert upper_left[0] < upper_right[0]
+    assert lower_left[0] < lower_right[0]
+    assert upper_left[1] < lower_left[1]
+    assert upper_right[1] < lower_right[1]
+
+
 def test_a_weak_core_is_dropped_by_its_score() -> None:
     probability = empty_map()
     probability[20:31, 40:141] = 0.4

@@ -36,7 +36,8 @@ _Folder = typer.Option(
     help="A folder of models; may be given repeatedly.",
 )
 _Demo = typer.Option(
-    metavar="NAME", help="sink, identity, resnet50 or ocr_det; may be repeated."
+    metavar="NAME",
+    help="sink, identity, resnet50, ocr_det or ocr_rec; may be repeated.",
 )
 _Unix = typer.Option(
     metavar="PATH", help="Serve HTTP on this Unix socket and on no port."

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _MEAN, _DEVIATION = (0.406, 0.456, 0.485), (0.225, 0.224, 0.229)
 _HALF = (0.5, 0.5, 0.5)
 _TOP = 3
+_TEXT_SIDE = 640
 # Float sums in another order differ in the last digits; anything wrong differs by more.
 _TOLERANCE = 1e-4
 
@@ -113,9 +114,13 @@ def classify(
 def find_text(url: str, page: pictures.Picture) -> tuple[list[TextBox], list[Check]]:
     """Boxes around the text of a square page, in pixels of the page."""
     network = networks.network("ocr_det")
-    side = network.input_dims[-1]
+    # The network takes any size; this one is known before the first request.
+    shapes = {network.input: (1, 3, _TEXT_SIDE, _TEXT_SIDE)}
+    outputs = {network.output: (1, 1, _TEXT_SIDE, _TEXT_SIDE)}
     with (
-        shmlane.Session(url, network.name, slots=2) as session,
+        shmlane.Session(
+            url, network.name, slots=2, shapes=shapes, outputs=outputs
+        ) as session,
         session.lease() as lease,
     ):
         view = lease[network.input]
@@ -124,7 +129,7 @@ def find_text(url: str, page: pictures.Picture) -> tuple[list[TextBox], list[Che
         found = lease.infer()[network.output]
         boxes = find_text_boxes(found[0, 0])
         answered = found.copy()
-    factor = page.shape[0] / side
+    factor = page.shape[0] / _TEXT_SIDE
     expected = networks.reference(network.name, given)
     return [box.scaled(factor, factor) for box in boxes], [
         _same("ocr_det, batch of 1 = onnxruntime", answered, expected)

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextBox:
-    """A rotated rectangle around one run of text, `corners` as four (x, y) points."""
+    """A rotated rectangle around one run of text.
+
+    corners: four (x, y) points, clockwise from the upper left one.
+    """
 
     corners: Points
     score: float
@@ -96,4 +99,11 @@ def _expanded(rectangle: Any, ratio: float) -> Points:
     centre, (width, height), angle = rectangle
     distance = width * height * ratio / (2 * (width + height))
     grown = (width + 2 * distance, height + 2 * distance)
-    return np.asarray(cv2.boxPoints((centre, grown, angle)), np.float32)
+    return _from_upper_left(cv2.boxPoints((centre, grown, angle)))
+
+
+def _from_upper_left(corners: Any) -> Points:
+    """The corners from the upper left one on: the upper of the two on the left."""
+    by_x = np.asarray(corners, np.float32)[np.argsort(corners[:, 0], kind="stable")]
+    left, right = (side[np.argsort(side[:, 1])] for side in (by_x[:2], by_x[2:]))
+    return np.stack([left[0], right[0], right[1], left[1]])

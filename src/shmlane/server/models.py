@@ -21,7 +21,7 @@ from shmlane.server.cache import cache_root, make_once, say
 from shmlane.server.health import CHECK_MODEL
 
 ECHO_MODELS = ("sink", "identity")
-NETWORKS = ("resnet50", "ocr_det")
+NETWORKS = ("resnet50", "ocr_det", "ocr_rec")
 
 _NATIVE = Path(__file__).with_name("native")
 _COMPILERS = ("cc", "gcc", "clang")
@@ -52,7 +52,8 @@ def demo_models(*names: str) -> list[Path]:
     """Model repositories that serve the named demo models, ready for `TritonServer`.
 
     `sink` answers with the last element of INPUT__0, `identity` with all of it (FP32,
-    four dimensions); `resnet50` and `ocr_det` are real networks. Made on first use.
+    four dimensions); `resnet50`, `ocr_det` and `ocr_rec` are real networks, which find
+    and read text. Made on first use.
     """
     known = (*ECHO_MODELS, *NETWORKS)
     if unknown := [name for name in names if name not in known]:

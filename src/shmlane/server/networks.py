@@ -1,8 +1,8 @@
-"""Two real networks for a real server: made on first use, kept in the cache.
+"""Real networks for a real server: made on first use, kept in the cache.
 
-Owns the recipes of `resnet50` and `ocr_det`, the model repositories around them, and
-the answer of onnxruntime alone to compare a server with. Everything comes from PyPI
-packages installed beside the client; refuses to add any to its environment.
+Owns the recipes of `resnet50`, `ocr_det` and `ocr_rec`, the model repositories around
+them, and the answer of onnxruntime alone to compare a server with. Everything comes
+from PyPI packages installed beside the client; refuses to add any to its environment.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,14 +28,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MAX_BATCH_SIZE", "Network", "network", "reference", "repository"]
+__all__ = [
+    "MAX_BATCH_SIZE",
+    "Network",
+    "characters",
+    "network",
+    "reference",
+    "repository",
+]
 
 MAX_BATCH_SIZE = 8
 
 _PROGRAMS = Path(__file__).with_name("onnx_model")
 _PROGRAM_TIMEOUT = 120.0
 _RUNTIME = "onnxruntime>=1.18"
-_OCR_NETWORK = "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"
+_OCR_NETWORKS = "rapidocr_onnxruntime/models"
+_CHARACTERS = "characters.txt"
 
 _CONFIG = """\
 name: "{network.name}"
@@ -57,9 +66,10 @@ parameters {{ key: "intra_op_num_threads" value {{ string_value: "1" }} }}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Network:
-    """A network with one FP32 input and one FP32 output; dims are without the batch.
+    """A network with one FP32 input and one FP32 output.
 
-    `source` is the package it is made from and `make` writes it to a path.
+    Dims are without the batch, and -1 where any size will do. `source` is the
+    package it is made from and `make` writes it to a path.
     """
 
     name: str
@@ -72,7 +82,7 @@ class Network:
 
 
 def network(name: str) -> Network:
-    """The network of that name: `resnet50` or `ocr_det`."""
+    """The network of that name: `resnet50`, `ocr_det` or `ocr_rec`."""
     for known in _NETWORKS:
         if known.name == name:
             return known
@@ -87,7 +97,8 @@ def repository(name: str) -> Path:
     """A model repository with that one model, made now if it is not there yet.
 
     `resnet50` is a true ResNet-50 with random weights: it costs what ResNet-50 costs
-    and its classes mean nothing. `ocr_det` is the trained text detector of PP-OCRv4.
+    and its classes mean nothing. `ocr_det` and `ocr_rec` are PP-OCRv4, trained: one
+    finds text in pictures with sides that 32 divides, the other reads lines 48 high.
     """
     wanted = network(name)
     _models_python()
@@ -109,6 +120,13 @@ def reference(name: str, given: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.asarray(np.load(answer), np.float32)
 
 
+def characters() -> list[str]:
+    """What `ocr_rec` can read, by the number of its class; 0 is "" for nothing."""
+    path = repository("ocr_rec") / "ocr_rec" / "1" / _CHARACTERS
+    # Not `splitlines`: it would split at characters that end a line in other scripts.
+    return ["", *path.read_text(encoding="utf-8").split("\n")]
+
+
 def _models_python() -> Path:
     return model_python(packages=(_RUNTIME,))
 
@@ -116,7 +134,7 @@ def _models_python() -> Path:
 def _edition(wanted: Network) -> str:
     """Changes with everything a repository is made from, so none is ever stale."""
     digest = hashlib.sha256(_config(wanted).encode() + wanted.source.encode())
-    for program in ("model.py", "rewrite_resnet50.py"):
+    for program in ("model.py", "rewrite_resnet50.py", "characters.py"):
         digest.update((_PROGRAMS / program).read_bytes())
     return digest.hexdigest()[:12]
 
@@ -139,11 +157,18 @@ def _make_resnet50(target: Path) -> None:
     _run_program(python, "rewrite_resnet50.py", target)
 
 
-def _make_ocr_det(target: Path) -> None:
-    """Take the network out of the wheel; the code around it is not needed."""
+def _make_ocr_rec(target: Path) -> None:
+    """The network, and beside it the characters that its classes stand for."""
+    _make_from_wheel("ch_PP-OCRv4_rec_infer.onnx", target)
+    characters = target.with_name(_CHARACTERS)
+    _run_program(_models_python(), "characters.py", target, characters)
+
+
+def _make_from_wheel(network: str, target: Path) -> None:
+    """Take a network out of the wheel; the code around it is not needed."""
     with tempfile.TemporaryDirectory(prefix="shmlane-wheel-") as folder:
-        install_folder(Path(folder), _OCR_DET_SOURCE)
-        shutil.copyfile(Path(folder, _OCR_NETWORK), target)
+        install_folder(Path(folder), _OCR_SOURCE)
+        shutil.copyfile(Path(folder, _OCR_NETWORKS, network), target)
 
 
 def _run_program(python: Path, program: str, *arguments: Path) -> None:
@@ -158,7 +183,7 @@ def _run_program(python: Path, program: str, *arguments: Path) -> None:
 
 
 _RESNET50_SOURCE = "onnx==1.23.2"
-_OCR_DET_SOURCE = "rapidocr-onnxruntime==1.4.4"
+_OCR_SOURCE = "rapidocr-onnxruntime==1.4.4"
 _NETWORKS = (
     Network(
         name="resnet50",
@@ -172,10 +197,19 @@ _NETWORKS = (
     Network(
         name="ocr_det",
         input="x",
-        input_dims=[3, 640, 640],
+        input_dims=[3, -1, -1],
         output="sigmoid_0.tmp_0",
-        output_dims=[1, 640, 640],
-        source=_OCR_DET_SOURCE,
-        make=_make_ocr_det,
+        output_dims=[1, -1, -1],
+        source=_OCR_SOURCE,
+        make=partial(_make_from_wheel, "ch_PP-OCRv4_det_infer.onnx"),
+    ),
+    Network(
+        name="ocr_rec",
+        input="x",
+        input_dims=[3, 48, -1],
+        output="softmax_11.tmp_0",
+        output_dims=[-1, 6625],
+        source=_OCR_SOURCE,
+        make=_make_ocr_rec,
     ),
 )
