@@ -7,46 +7,20 @@ slot (`pool`).
 
 from __future__ import annotations
 
-import threading
 import time
-import warnings
-import weakref
-from collections.abc import Iterable, Mapping
-from enum import Enum
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from .endpoint import Connection
 from .engine import Engine
-from .errors import (
-    ForkedSession,
-    LeaseTimeout,
-    ModelNotReady,
-    PoolClosed,
-    ServerUnreachable,
-    ShmlaneError,
-    UsageError,
-)
-from .layout import Sizes
+from .errors import LeaseTimeout, ModelNotReady, ServerUnreachable, UsageError
 from .leases import BaseLease, Result
-from .lifetimes import look_after
 from .metadata import Array, ModelMetadata
 from .options import RequestOptions
-from .regions import RegionOptions
-from .settings import Settings
-from .slots import Holder, Slot
-from .stats import SessionStats
-from .tensors import Tensor
-from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
+from .session_base import BaseSession, State, checked_limit
+from .timing import DEFAULT, Deadline, Timeout, check_timeout
 
 _OPEN_PAUSE = 0.05
-
-
-class _State(Enum):
-    NEW = "not open"
-    OPEN = "open"
-    CLOSED = "closed"
-    FORKED = "open in another process"
 
 
 class Lease(BaseLease):
@@ -73,19 +47,21 @@ class Lease(BaseLease):
             raise self._not_ready(slot)
         host = self._host
         engine = host._engine
-        if engine is None or host._state is not _State.OPEN:
+        if engine is None or host._state is not State.OPEN:
             raise host._unusable()
         if options is not None and not isinstance(options, RequestOptions):
             raise UsageError(
                 f"options is a {type(options).__name__}: give RequestOptions(...)."
             )
-        limit = host._timeouts.infer if timeout is DEFAULT else _limit(timeout)
+        limit = host._timeouts.infer
+        if timeout is not DEFAULT:
+            limit = checked_limit(timeout)
         # Whatever was read before expires, also if this fails.
         slot.epoch = epoch = slot.epoch + 1
         return Result(slot, epoch, engine.shell.infer(slot, given, limit, options))
 
 
-class Session:
+class Session(BaseSession):
     """Shared memory and connections for one model on one server.
 
     url: `host:port`, `http://host:port`, or `unix:///path/http.sock`.
@@ -107,43 +83,6 @@ class Session:
     child. Raises `UsageError` for arguments that cannot work.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        *,
-        version: str = "",
-        slots: int = 4,
-        memory: str = "system",
-        shapes: Sizes | None = None,
-        outputs: Iterable[str] | Sizes | None = None,
-        rerun: bool = False,
-        connection: Connection | None = None,
-        timeouts: Timeouts | None = None,
-        region: RegionOptions | None = None,
-    ) -> None:
-        self._state = _State.NEW
-        self._engine: Engine | None = None
-        self._settings = settings = Settings.check(
-            url,
-            model,
-            version=version,
-            slots=slots,
-            memory=memory,
-            shapes=shapes,
-            outputs=outputs,
-            rerun=rerun,
-            connection=connection,
-            timeouts=timeouts,
-            region=region,
-        )
-        self._timeouts = settings.timeouts
-        self.url = url
-        self.model = model
-        self.version = settings.version
-        self._opening = threading.Lock()
-        look_after(self)
-
     # --- opening and closing ----------------------------------------------------------
 
     def open(self, *, wait: float | None = 0.0) -> Session:
@@ -158,22 +97,12 @@ class Session:
         deadline = Deadline(check_timeout(wait, "wait"))
         while True:
             try:
-                # Let go of between tries, so that `close` can come in.
-                with self._opening:
-                    self._open_once()
+                self._open_once()
                 return self
             except (ServerUnreachable, ModelNotReady) as error:
                 if not error.retryable or deadline.has_passed:
                     raise
             time.sleep(_OPEN_PAUSE)
-
-    def _open_once(self) -> None:
-        if self._state is _State.OPEN:
-            return
-        if self._state is not _State.NEW:
-            raise self._unusable()
-        self._engine = Engine.open(self._settings, session=weakref.ref(self))
-        self._state = _State.OPEN
 
     def close(self, *, wait: bool = True) -> None:
         """Hand out no more leases, unregister, remove the memory. Twice does nothing.
@@ -184,19 +113,8 @@ class Session:
         answer, the memory stays until the next session or `shmlane clean`, so that it
         can be unregistered then. An interrupted close is finished by another.
         """
-        with self._opening:
-            if self._state is _State.FORKED:
-                return
-            if self._engine is not None:
-                self._engine.begin_to_close()
-            self._state = _State.CLOSED
-        if self._engine is not None:
-            self._engine.close(wait=wait)
-
-    def _end_at_exit(self) -> None:
-        self.close(wait=False)
-        if self._engine is not None and self._state is not _State.FORKED:
-            self._engine.take_back(at_exit=True)
+        self._begin_to_close()
+        self._end(wait=wait)
 
     def __enter__(self) -> Session:
         return self.open()
@@ -209,28 +127,7 @@ class Session:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        engine: Engine | None = getattr(self, "_engine", None)
-        if engine is None or self._state is _State.FORKED:
-            return
-        if not engine.has_ended:
-            state = repr(self)
-            self.close(wait=False)
-            warnings.warn(
-                f"{state} was dropped without close; use it in a with block.",
-                ResourceWarning,
-                stacklevel=2,
-                source=self,
-            )
-
     # --- use --------------------------------------------------------------------------
-
-    @property
-    def memory(self) -> str:
-        """Where tensors lie: "system" or "wire", "auto" until that is decided."""
-        if self._engine is None:
-            return self._settings.memory
-        return "system" if self._engine.memory.is_shared else "wire"
 
     @property
     def metadata(self) -> ModelMetadata:
@@ -244,9 +141,11 @@ class Session:
         `LeaseTimeout`, `PoolClosed`, and what `open` raises.
         """
         engine = self._engine
-        if engine is None or self._state is not _State.OPEN:
+        if engine is None or self._state is not State.OPEN:
             engine = self._ensure_open()
-        limit = self._timeouts.lease if timeout is DEFAULT else _limit(timeout)
+        limit = self._timeouts.lease
+        if timeout is not DEFAULT:
+            limit = checked_limit(timeout)
         lease = Lease(self)
         try:
             engine.pool.acquire(lease, limit)
@@ -278,7 +177,9 @@ class Session:
             raise UsageError(
                 f"inputs is a {type(inputs).__name__}: give {{name: array}}."
             )
-        deadline = None if timeout is DEFAULT else Deadline(_limit(timeout))
+        deadline = None
+        if timeout is not DEFAULT:
+            deadline = Deadline(checked_limit(timeout))
         with self.lease(
             timeout=DEFAULT if deadline is None else deadline.remaining
         ) as lease:
@@ -316,77 +217,8 @@ class Session:
             lease[tensor.name].fill(0)
         lease.infer()
 
-    def stats(self) -> SessionStats:
-        """Counters since the session was opened, and the slots as they are now.
-
-        After `close`: as they were when the last of it was taken back.
-        """
-        if self._engine is None or self._state is _State.FORKED:
-            return SessionStats()
-        return self._engine.stats()
-
-    # --- what leases ask for ----------------------------------------------------------
-
-    def _give_back(self, lease: Holder) -> None:
-        slot: Slot = lease._hold[1]
-        slot.epoch += 1
-        slot.leased = False
-        engine = self._engine
-        if slot.has_loans:
-            slot.end_loans()
-        if engine is None or self._state is _State.FORKED:
-            return
-        if slot.server_hold and not slot.is_shared:
-            engine.give_up(slot)
-        if slot.server_hold:
-            engine.receiver.take_over(lease)
-        else:
-            engine.pool.release(lease)
-        if self._state is _State.CLOSED:
-            engine.take_back()
-
-    def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
-        if self._engine is None or self._state is not _State.OPEN:
-            raise self._unusable()
-        self._engine.memory.grow(slot, tensor, nbytes)
-
-    # --- state ------------------------------------------------------------------------
-
     def _ensure_open(self) -> Engine:
-        if self._state is not _State.OPEN:
+        if self._state is not State.OPEN:
             self.open()
         assert self._engine is not None
         return self._engine
-
-    def _disown(self) -> None:
-        """In a forked child: memory and connections belong to the parent."""
-        # Another thread of the parent may have held it; it does not exist here.
-        self._opening = threading.Lock()
-        if self._engine is not None and not self._engine.has_ended:
-            self._state = _State.FORKED
-            self._engine.disown()
-
-    def _why_unusable(self) -> ShmlaneError | None:
-        """Why leases cannot be used, if the session is the reason."""
-        return self._unusable() if self._state is _State.FORKED else None
-
-    def _unusable(self) -> ShmlaneError:
-        if self._state is _State.FORKED:
-            return ForkedSession(
-                "this session was opened before a fork; its memory and connections"
-                " belong to the parent process.",
-                hint="Open a session of its own in each process, after the fork.",
-            )
-        return PoolClosed(f"the session for {self.model!r} is closed.")
-
-    def __repr__(self) -> str:
-        state = self._state.value
-        slots = ""
-        if self._engine is not None and self._state is _State.OPEN:
-            slots = f", memory {self.memory!r}, {self._engine.pool!r}"
-        return f"<Session {self.model!r} at {self.url} {state}{slots}>"
-
-
-def _limit(timeout: Timeout) -> float | None:
-    assert not isinstance(timeout, Default)
-    return check_timeout(timeout)

@@ -1,0 +1,205 @@
+"""What every session is, whichever way its callers wait.
+
+Owns the state of a session, and the parts of its surface that never wait: construction,
+telling, and taking slots back from their leases. Refuses to wait for anything; that is
+what `session` and `session_async` add.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable
+from enum import Enum
+
+from .endpoint import Connection
+from .engine import Engine
+from .errors import ForkedSession, PoolClosed, ShmlaneError
+from .layout import Sizes
+from .lifetimes import look_after
+from .regions import RegionOptions
+from .settings import Settings
+from .slots import Holder, Slot
+from .stats import SessionStats
+from .tensors import Tensor
+from .timing import Default, Timeout, Timeouts, check_timeout
+
+
+class State(Enum):
+    NEW = "not open"
+    OPEN = "open"
+    CLOSED = "closed"
+    FORKED = "open in another process"
+
+
+class BaseSession:
+    """One model on one server: what `Session` and `AsyncSession` have in common."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        version: str = "",
+        slots: int = 4,
+        memory: str = "system",
+        shapes: Sizes | None = None,
+        outputs: Iterable[str] | Sizes | None = None,
+        rerun: bool = False,
+        connection: Connection | None = None,
+        timeouts: Timeouts | None = None,
+        region: RegionOptions | None = None,
+    ) -> None:
+        self._state = State.NEW
+        self._engine: Engine | None = None
+        self._settings = settings = Settings.check(
+            url,
+            model,
+            version=version,
+            slots=slots,
+            memory=memory,
+            shapes=shapes,
+            outputs=outputs,
+            rerun=rerun,
+            connection=connection,
+            timeouts=timeouts,
+            region=region,
+        )
+        self._timeouts = settings.timeouts
+        self.url = url
+        self.model = model
+        self.version = settings.version
+        self._opening = threading.Lock()
+        look_after(self)
+
+    # --- opening and closing ----------------------------------------------------------
+
+    def _open_once(self) -> None:
+        """Try once: between tries the lock is free, so that `close` can come in."""
+        with self._opening:
+            if self._state is State.OPEN:
+                return
+            if self._state is not State.NEW:
+                raise self._unusable()
+            self._engine = Engine.open(self._settings, session=weakref.ref(self))
+            self._state = State.OPEN
+
+    def _begin_to_close(self) -> None:
+        """Begin nothing new; whoever waits for a slot gets `PoolClosed`."""
+        with self._opening:
+            if self._state is State.FORKED:
+                return
+            if self._engine is not None:
+                self._engine.begin_to_close()
+            self._state = State.CLOSED
+
+    def _end(self, *, wait: bool) -> None:
+        """After `_begin_to_close`: take back what is idle."""
+        if self._engine is not None and self._state is not State.FORKED:
+            self._engine.close(wait=wait)
+
+    def _end_at_exit(self) -> None:
+        self._begin_to_close()
+        self._end(wait=False)
+        if self._engine is not None and self._state is not State.FORKED:
+            self._engine.take_back(at_exit=True)
+
+    def __del__(self) -> None:
+        engine: Engine | None = getattr(self, "_engine", None)
+        if engine is None or self._state is State.FORKED:
+            return
+        if not engine.has_ended:
+            state = repr(self)
+            self._begin_to_close()
+            self._end(wait=False)
+            warnings.warn(
+                f"{state} was dropped without close; use it in a with block.",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )
+
+    # --- telling ----------------------------------------------------------------------
+
+    @property
+    def memory(self) -> str:
+        """Where tensors lie: "system" or "wire", "auto" until that is decided."""
+        if self._engine is None:
+            return self._settings.memory
+        return "system" if self._engine.memory.is_shared else "wire"
+
+    def stats(self) -> SessionStats:
+        """Counters since the session was opened, and the slots as they are now.
+
+        After `close`: as they were when the last of it was taken back.
+        """
+        if self._engine is None or self._state is State.FORKED:
+            return SessionStats()
+        return self._engine.stats()
+
+    # --- what leases ask for ----------------------------------------------------------
+
+    def _give_back(self, lease: Holder) -> None:
+        slot: Slot = lease._hold[1]
+        slot.epoch += 1
+        slot.leased = False
+        engine = self._engine
+        if slot.has_loans:
+            slot.end_loans()
+        if engine is None or self._state is State.FORKED:
+            return
+        if slot.server_hold and not slot.is_shared:
+            engine.give_up(slot)
+        if slot.server_hold:
+            engine.receiver.take_over(lease)
+        else:
+            engine.pool.release(lease)
+        if self._state is State.CLOSED:
+            self._take_back(engine)
+
+    def _take_back(self, engine: Engine) -> None:
+        """End what the last lease of a closed session has let go of."""
+        engine.take_back()
+
+    def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
+        if self._engine is None or self._state is not State.OPEN:
+            raise self._unusable()
+        self._engine.memory.grow(slot, tensor, nbytes)
+
+    # --- state ------------------------------------------------------------------------
+
+    def _disown(self) -> None:
+        """In a forked child: memory and connections belong to the parent."""
+        # Another thread of the parent may have held it; it does not exist here.
+        self._opening = threading.Lock()
+        if self._engine is not None and not self._engine.has_ended:
+            self._state = State.FORKED
+            self._engine.disown()
+
+    def _why_unusable(self) -> ShmlaneError | None:
+        """Why leases cannot be used, if the session is the reason."""
+        return self._unusable() if self._state is State.FORKED else None
+
+    def _unusable(self) -> ShmlaneError:
+        if self._state is State.FORKED:
+            return ForkedSession(
+                "this session was opened before a fork; its memory and connections"
+                " belong to the parent process.",
+                hint="Open a session of its own in each process, after the fork.",
+            )
+        return PoolClosed(f"the session for {self.model!r} is closed.")
+
+    def __repr__(self) -> str:
+        state = self._state.value
+        slots = ""
+        if self._engine is not None and self._state is State.OPEN:
+            slots = f", memory {self.memory!r}, {self._engine.pool!r}"
+        name = type(self).__name__
+        return f"<{name} {self.model!r} at {self.url} {state}{slots}>"
+
+
+def checked_limit(timeout: Timeout) -> float | None:
+    """A timeout that was given; `UsageError` if it is none."""
+    assert not isinstance(timeout, Default)
+    return check_timeout(timeout)
