@@ -65,7 +65,7 @@ class Engine:
     ) -> None:
         slots = memory.make_slots(settings.slots)
         exchange = Exchange(settings.requests, metadata, rerun=settings.rerun)
-        self._exchange = exchange
+        self.exchange = exchange
         self.metadata = metadata
         self.memory = memory
         self.shell = BlockingShell(
@@ -158,7 +158,7 @@ class Engine:
             return
         if channel is not None:
             channel.close()
-        self._exchange.withdraw(slot)
+        self.exchange.withdraw(slot)
 
     # --- telling ----------------------------------------------------------------------
 

@@ -136,21 +136,42 @@ class Exchange:
                 f"the reply belongs to another request: id {answer.request_id!r} of"
                 f" {answer.model_name!r}, sent was id {sent!r} to {model!r}."
             )
+        options = prepared.options
         try:
-            wire = _take_outputs(slot, prepared, answer)
-            self.building.learn(slot, prepared, answer)
+            accepted = self._take(
+                slot, prepared, answer, request_id=options.id if options else ""
+            )
         finally:
             self.withdraw(slot)
-        options = prepared.options
-        accepted = Answer(answer, wire, options.id if options else "")
         # The head alone would pass for any reply of the same length; and a connection
         # that ends with its reply is closed only if the reply is read.
         # What came over the wire comes anew each time, and memory that nobody looks at
         # is received into again.
-        can_be_known = not wire and reply.keep_alive
+        can_be_known = not accepted.wire and reply.keep_alive
         if can_be_known and raw.endswith(b"\r\n\r\n" + reply.body):
             prepared.remember(slot.turn, raw, accepted)
         return accepted
+
+    def check_foreign(
+        self, slot: Slot, prepared: Prepared, answer: InferReply
+    ) -> Answer:
+        """Judge what another client was answered; the holds of the slot stay.
+
+        Its ids are that client's affair: nothing here tells whose reply it is.
+        """
+        if answer.model_name != self.metadata.name:
+            raise ProtocolError(
+                f"the reply belongs to another request: it is of model"
+                f" {answer.model_name!r}, not {self.metadata.name!r}."
+            )
+        return self._take(slot, prepared, answer, request_id=answer.request_id)
+
+    def _take(
+        self, slot: Slot, prepared: Prepared, answer: InferReply, *, request_id: str
+    ) -> Answer:
+        wire = _take_outputs(slot, prepared, answer)
+        self.building.learn(slot, prepared, answer)
+        return Answer(answer, wire, request_id)
 
     def _refused(self, slot: Slot, reply: HttpReply) -> Verdict:
         """What to do after an error of Triton's; raises what is to be told."""

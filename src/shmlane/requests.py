@@ -107,7 +107,7 @@ class RequestBuilding:
         classes = classes_of(options, tensor.name)
         fits = nbytes is not None and 0 < nbytes <= tensor.capacity and not classes
         # A step of a sequence that did not fit could not be had again.
-        if options is not None and options.has_sequence and _is_open(tensor):
+        if options is not None and options.has_sequence and is_open(tensor):
             fits = False
         return TensorRef(
             tensor.name,
@@ -158,7 +158,7 @@ class RequestBuilding:
             return
         for output in answer.outputs:
             tensor = slot.outputs.get(output.name)
-            if tensor is None or not _is_open(tensor):
+            if tensor is None or not is_open(tensor):
                 continue
             if classes_of(prepared.options, output.name):
                 continue
@@ -245,14 +245,14 @@ def _batch(slot: Slot, given: int) -> int:
     return 1
 
 
-def _is_open(tensor: Tensor) -> bool:
+def is_open(tensor: Tensor) -> bool:
     """Whether nothing but replies tells the size of this output."""
     return not tensor.spec.is_sized and not tensor.plan.capacity
 
 
 def _key(slot: Slot, given: int) -> Key | None:
     """The shapes of the inputs, if sizes of outputs are to be learned by them."""
-    if not any(map(_is_open, slot.outputs.values())):
+    if not any(map(is_open, slot.outputs.values())):
         return None
     return tuple(
         tensor.shape if tensor.bit & given else None for tensor in slot.inputs.values()

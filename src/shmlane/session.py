@@ -14,8 +14,9 @@ from typing import Any
 
 from .engine import Engine
 from .errors import LeaseTimeout, ModelNotReady, ServerUnreachable, UsageError
-from .leases import BaseLease, Result
+from .leases import Result
 from .metadata import Array, ModelMetadata
+from .migration import LendingLease
 from .options import RequestOptions
 from .session_base import BaseSession, State, checked_limit
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
@@ -23,7 +24,7 @@ from .timing import DEFAULT, Deadline, Timeout, check_timeout
 _OPEN_PAUSE = 0.05
 
 
-class Lease(BaseLease):
+class Lease(LendingLease):
     """The right to use one slot: fill inputs, infer, read the result in place."""
 
     __slots__ = ()

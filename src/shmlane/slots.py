@@ -163,6 +163,7 @@ class Slot:
     leased: somebody's lease is on it. epoch: changes whenever results on it expire.
     turn: which of the two requests was sent last, also before others were prepared.
     own_id: the caller's own id that was sent last, "" if it was one of ours.
+    foreign: the epoch in which another client was last to send a request from here.
     """
 
     __slots__ = (
@@ -171,6 +172,7 @@ class Slot:
         "doubtful",
         "epoch",
         "extensions",
+        "foreign",
         "generation",
         "has_loans",
         "index",
@@ -200,6 +202,7 @@ class Slot:
         self.epoch = 0
         self.turn = 0
         self.own_id = ""
+        self.foreign = -2
         self.leased = False
         self.has_loans = False
         self.server_hold = False
@@ -231,6 +234,10 @@ class Slot:
     @property
     def label(self) -> Label:
         if self.server_hold:
+            # Releasing the lease changes the epoch once, the next inference once more.
+            if self.epoch <= self.foreign + 1:
+                # Only the lease can be told what another client was answered.
+                return Label.IN_FLIGHT if self.epoch == self.foreign else Label.LOST
             # Read once: the receiver may take it away meanwhile.
             channel = self.channel
             if channel is None or not channel.is_open:
