@@ -7,7 +7,13 @@ import threading
 import numpy as np
 import pytest
 
-from shmlane.bench.workers.harness import Lanes, Spec, percentiles_us
+from shmlane.bench.workers.harness import (
+    Lanes,
+    Spec,
+    measure,
+    percentiles_us,
+    prepare,
+)
 
 
 class FakeLane:
@@ -40,34 +46,31 @@ class FakeClient:
         lane = self.lanes[index] = FakeLane(self.wrong_every)
         return lane
 
-    def close(self) -> None:
-        """Nothing to take back."""
-
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_every_request_of_every_lane_is_counted(concurrency: int) -> None:
     client = FakeClient()
-    lanes = Lanes(client, concurrency)
-    turn = lanes.run(0.02)
+    lanes = Lanes(client.lane, concurrency)
+    turn = measure(lanes, 0.02)
     lanes.close()
     assert turn["requests"] == sum(len(lane.markers) for lane in client.lanes.values())
     assert turn["wrong"] == 0
-    assert turn["window_ns"] > 0
+    assert turn["ended_ns"] > turn["began_ns"]
     assert turn["p50_us"] <= turn["p90_us"] <= turn["p99_us"]
 
 
 def test_wrong_replies_are_counted() -> None:
     client = FakeClient(wrong_every=10)
-    lanes = Lanes(client, 1)
-    turn = lanes.run(0.01)
+    lanes = Lanes(client.lane, 1)
+    turn = measure(lanes, 0.01)
     lanes.close()
     assert turn["wrong"] == turn["requests"] // 10 > 0
 
 
 def test_lanes_never_send_the_same_value_at_once() -> None:
     client = FakeClient()
-    lanes = Lanes(client, 3)
-    lanes.run(0.02)
+    lanes = Lanes(client.lane, 3)
+    measure(lanes, 0.02)
     lanes.close()
     sent = [set(lane.markers) for lane in client.lanes.values()]
     assert not sent[0] & sent[1]
@@ -77,10 +80,10 @@ def test_lanes_never_send_the_same_value_at_once() -> None:
 
 def test_a_lane_lives_in_one_thread_from_start_to_end() -> None:
     client = FakeClient()
-    lanes = Lanes(client, 3)
+    lanes = Lanes(client.lane, 3)
     for _ in range(2):
-        lanes.prepare(0.001)
-        lanes.run(0.005)
+        prepare(lanes, 0.001)
+        measure(lanes, 0.005)
     lanes.close()
     threads = [lane.threads for lane in client.lanes.values()]
     assert all(len(each) == 1 for each in threads)
@@ -97,7 +100,7 @@ def test_percentiles_are_those_of_all_requests_in_microseconds() -> None:
 
 
 def test_the_last_element_is_found_whatever_the_rank() -> None:
-    spec = Spec("x", "u", "sink", (1, 2, 3), 1, False, "in place")
+    spec = Spec("x", "u", "sink", (1, 2, 3), 1, False, "in place", "threads")
     source = spec.source()
     source[spec.last] = 9.0
     assert source.reshape(-1)[-1] == 9.0

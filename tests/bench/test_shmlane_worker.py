@@ -10,13 +10,19 @@ import pytest
 import shmlane
 from shmlane.bench import CONTENDERS, PAYLOADS
 from shmlane.bench.workers.harness import Spec
-from shmlane.bench.workers.shmlane_worker import InPlace, InTheRequest, ShmlaneClient
+from shmlane.bench.workers.shmlane_worker import (
+    FromPicture,
+    InPlace,
+    InTheRequest,
+    ShmlaneClient,
+)
 from shmlane.testing import FakeModel, ScriptedServer, sink_model
 
 
 def spec_of(contender: str, url: str = "here:8000", *, fill: bool = False) -> Spec:
     shape = PAYLOADS["tiny"].shape
-    return Spec(contender, url, "sink", shape, 1, fill, CONTENDERS[contender].way)
+    way = CONTENDERS[contender].way
+    return Spec(contender, url, "sink", shape, 1, fill, way, "threads")
 
 
 class FakeSession:
@@ -49,7 +55,7 @@ def test_only_the_wire_contender_does_without_shared_memory(
 
 
 @pytest.mark.usefixtures("no_leftovers")
-@pytest.mark.parametrize("kind", [InPlace, InTheRequest])
+@pytest.mark.parametrize("kind", [InPlace, InTheRequest, FromPicture])
 @pytest.mark.parametrize("fill", [True, False])
 def test_a_lane_knows_the_right_reply_from_a_wrong_one(
     kind: type[InPlace | InTheRequest], fill: bool

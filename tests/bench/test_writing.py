@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shmlane import Lease
-from shmlane.bench import PAYLOADS, Writing, measure_write
+from shmlane.bench import PAYLOADS, Versus, Writing, measure_write
 from shmlane.bench.writing import picture
 
 HELD = Writing(
@@ -19,10 +19,7 @@ HELD = Writing(
     copies=20,
     copyto_us=1000.0,
     write_us=1100.0,
-    ratio=1.1,
-    ratio_min=0.9,
-    ratio_max=1.3,
-    limit=1.15,
+    copyto=Versus(ratio=1.1, least=0.9, most=1.3, limit=1.15),
     verified=True,
 )
 
@@ -33,7 +30,7 @@ def test_a_write_is_measured_beside_the_bare_copy() -> None:
     assert (found.payload, found.rounds, found.verified) == ("resnet50", 2, True)
     assert found.copyto_us > 0
     assert found.write_us > 0
-    assert 0 < found.ratio_min <= found.ratio <= found.ratio_max
+    assert 0 < found.copyto.least <= found.copyto.ratio <= found.copyto.most
 
 
 def test_the_picture_is_a_turned_view_of_what_a_camera_gives() -> None:
@@ -54,13 +51,13 @@ def test_a_write_that_does_not_arrive_holds_no_limit(
     found = measure_write(PAYLOADS["tiny"], rounds=1)
     assert not found.verified
     assert not found.is_held
-    assert "written right" in found.render()
+    assert "values right" in found.render()
     assert found.render().endswith(" NO\n")
 
 
 def test_only_the_payload_of_the_promise_has_a_limit() -> None:
-    assert measure_write(PAYLOADS["tiny"], rounds=1).limit is None
-    assert measure_write(PAYLOADS["yolov8"], rounds=1).limit == 1.15
+    assert measure_write(PAYLOADS["tiny"], rounds=1).copyto.limit is None
+    assert measure_write(PAYLOADS["yolov8"], rounds=1).copyto.limit == 1.15
 
 
 @pytest.mark.parametrize(
@@ -70,7 +67,8 @@ def test_only_the_payload_of_the_promise_has_a_limit() -> None:
 def test_the_limit_is_for_the_median_ratio(
     ratio: float, limit: float | None, expected: bool
 ) -> None:
-    found = dataclasses.replace(HELD, ratio=ratio, limit=limit)
+    versus = dataclasses.replace(HELD.copyto, ratio=ratio, limit=limit)
+    found = dataclasses.replace(HELD, copyto=versus)
     assert found.is_held is expected
     assert found.to_json()["is_held"] is expected
     assert ("NOT held" in found.render()) is not expected

@@ -26,11 +26,12 @@ from shmlane.bench.plan import (
     Plan,
     make_plan,
 )
-from shmlane.bench.preprocessing import Preprocessing, Versus, measure_preprocess
+from shmlane.bench.preprocessing import Preprocessing, measure_preprocess
 from shmlane.bench.report import Ratio, Report, Result, Sample, Spread
 from shmlane.bench.rounds import run
 from shmlane.bench.servers import Servers, own_servers
 from shmlane.bench.table import render_table
+from shmlane.bench.turns import Versus
 from shmlane.bench.writing import Writing, measure_write
 
 __all__ = [

@@ -28,18 +28,29 @@ _T = TypeVar("_T")
 Program = Literal["shmlane", "tritonclient", "perf_analyzer"]
 Endpoint = Literal["http", "grpc", "unix"]
 Memory = Literal["system", "wire"]
-Way = Literal["in place", "in the request", "set per call", "register per call"]
+Way = Literal[
+    "in place",
+    "in the request",
+    "set per call",
+    "register per call",
+    "from a picture",
+]
+Flow = Literal["threads"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """One client, as it is commonly used: its program, address and way with tensors."""
+    """One client, as it is commonly used: its program, address and way with tensors.
+
+    flow: what keeps several requests in flight.
+    """
 
     name: str
     program: Program
     endpoint: Endpoint
     memory: Memory = "system"
     way: Way = "in place"
+    flow: Flow = "threads"
 
 
 @dataclasses.dataclass(frozen=True)

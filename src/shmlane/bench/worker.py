@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -34,6 +34,8 @@ _ROUND_MARGIN = 30.0
 _END_TIMEOUT = 10.0
 _SETTLE_S = 0.05
 _LONGEST_LOG = 1 << 16
+# In which every worker has read its order to begin.
+_ORDER_NS = 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Worker:
             "concurrency": cell.concurrency,
             "fill": cell.fill,
             "way": contender.way,
+            "flow": contender.flow,
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._process = subprocess.Popen(
@@ -112,10 +115,20 @@ class Worker:
 
     def round(self) -> Sample:
         """Register again, settle, then measure for as long as the plan says."""
-        self._ask("prepare", _SETTLE_S)
-        before = self._stats.settled()
-        reply = self._ask("run", self._traffic_s)
-        return make_sample(reply, self._stats.settled() - before)
+        return one_round([self], self._stats)
+
+    def prepare(self) -> None:
+        """Register again, and send a little."""
+        self._order(do="prepare", seconds=_SETTLE_S)
+        self._read_reply(_SETTLE_S + _ROUND_MARGIN)
+
+    def begin(self, at_ns: int) -> None:
+        """Have it send for as long as the plan says, from that time on."""
+        self._order(do="run", seconds=self._traffic_s, at_ns=at_ns)
+
+    def finish(self) -> dict[str, Any]:
+        """What came of what was begun."""
+        return self._read_reply(self._traffic_s + _ROUND_MARGIN)
 
     def close(self) -> None:
         """End the worker and wait for it; it takes back what it made on the server."""
@@ -132,14 +145,12 @@ class Worker:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, what: str, seconds: float) -> dict[str, Any]:
-        order = json.dumps({"do": what, "seconds": seconds}) + "\n"
+    def _order(self, **facts: Any) -> None:
         try:
-            self._orders.write(order.encode())
+            self._orders.write(json.dumps(facts).encode() + b"\n")
             self._orders.flush()
         except BrokenPipeError:
             raise self._failure("broke off") from None
-        return self._read_reply(seconds + _ROUND_MARGIN)
 
     def _read_reply(self, timeout: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
@@ -171,20 +182,40 @@ class Worker:
         )
 
 
-def make_sample(reply: Mapping[str, Any], counted: Count) -> Sample:
-    """What a worker timed, with what the server counted over the same requests."""
-    window_s = reply["window_ns"] / 1e9
-    requests = reply["requests"]
+def one_round(workers: Sequence[Worker], stats: ServerStats) -> Sample:
+    """One turn of all these workers at once, as if they were one client."""
+    for worker in workers:
+        worker.prepare()
+    before = stats.settled()
+    at_ns = time.perf_counter_ns() + _ORDER_NS * len(workers)
+    for worker in workers:
+        worker.begin(at_ns)
+    replies = [worker.finish() for worker in workers]
+    return make_sample(replies, stats.settled() - before)
+
+
+def make_sample(replies: Sequence[Mapping[str, Any]], counted: Count) -> Sample:
+    """What workers timed, with what the server counted over the same requests.
+
+    Latencies of several workers are not put together: there are none then.
+    """
+    ended_ns = max(reply["ended_ns"] for reply in replies)
+    window_s = (ended_ns - min(reply["began_ns"] for reply in replies)) / 1e9
+    requests, wrong, cpu_ns = (
+        sum(reply[name] for reply in replies)
+        for name in ("requests", "wrong", "cpu_ns")
+    )
     notes = []
-    if reply["wrong"]:
-        notes.append(f"{reply['wrong']} of {requests} replies were wrong")
+    if wrong:
+        notes.append(f"{wrong} of {requests} replies were wrong")
     if counted.inferences != requests:
         notes.append(f"sent {requests}, the server counted {counted.inferences}")
+    only = replies[0] if len(replies) == 1 else {}
     return Sample(
-        **{name: reply[name] for name in METRICS if name in reply},
+        **{name: only[name] for name in METRICS if name in only},
         requests_per_s=counted.inferences / window_s,
-        client_cpu_us=reply["cpu_ns"] / requests / 1e3,
+        client_cpu_us=cpu_ns / requests / 1e3,
         server_us=counted.mean_us,
-        verified=reply["wrong"] == 0,
+        verified=wrong == 0,
         note="; ".join(notes),
     )

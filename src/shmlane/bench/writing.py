@@ -2,27 +2,33 @@
 
 Owns comparing it with one bare `np.copyto` of the same picture, as a camera gives it
 and a network does not take it, into the same memory. Both take turns within a round, so
-a machine's mood meets both. Refuses to infer: the server is a scripted one, which is
-there for the session's sake.
+a machine's mood meets both.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from shmlane.metadata import Array
-from shmlane.session import Lease, Session
-from shmlane.testing import ScriptedServer, sink_model
+from shmlane.session import Lease
 
 from .plan import Payload
+from .turns import (
+    COPIES,
+    Times,
+    Versus,
+    check_row,
+    column,
+    median_us,
+    scripted_lease,
+    table,
+    take_turns,
+)
 
 _INPUT = "INPUT__0"
-COPIES = 20
 _COPYTO = "np.copyto"
 _WRITE = "lease.write"
 # Of smaller payloads the checks of a call are a part that no limit is set for.
@@ -31,11 +37,10 @@ _LIMITS: Mapping[str, float] = {"yolov8": 1.15}
 
 @dataclass(frozen=True)
 class Writing:
-    """`lease.write` over `np.copyto`; the ratio is of the medians in each round.
+    """`lease.write` beside `np.copyto`.
 
-    copyto_us, write_us: median over the rounds. ratio_min, ratio_max: over the rounds.
-    limit: what the median ratio may be; None where nothing is promised. verified: what
-    was written is what was given.
+    copyto_us, write_us: median over the rounds. verified: what was written is what was
+    given.
     """
 
     payload: str
@@ -43,49 +48,36 @@ class Writing:
     copies: int
     copyto_us: float
     write_us: float
-    ratio: float
-    ratio_min: float
-    ratio_max: float
-    limit: float | None
+    copyto: Versus
     verified: bool
 
     @property
     def is_held(self) -> bool:
         """Whether the limit, if there is one, is held by a write that is right."""
-        return self.verified and (self.limit is None or self.ratio <= self.limit)
+        return self.verified and self.copyto.is_held
 
     def to_json(self) -> dict[str, object]:
         return {**asdict(self), "is_held": self.is_held}
 
     def render(self) -> str:
         """The comparison as text of 80 columns."""
-        rows = [
-            (_COPYTO, f"{self.copyto_us:.1f}"),
-            (_WRITE, f"{self.write_us:.1f}"),
-            ("ratio (median over rounds)", f"{self.ratio:.3f}"),
-            ("  least and most", f"{self.ratio_min:.2f}..{self.ratio_max:.2f}"),
-        ]
-        if self.limit is not None:
-            verdict = "held" if self.ratio <= self.limit else "NOT held"
-            rows.append((f"  limit {self.limit:g}", verdict))
-        rows.append(("written right", "yes" if self.verified else "NO"))
-        return "\n".join([self._heading(), *(f"  {a:<38}{b:>12}" for a, b in rows), ""])
-
-    def _heading(self) -> str:
-        return (
+        return table(
             f"write, {self.payload}: height x width x channels turned to channels"
-            f" first\n  {f'{self.rounds} rounds of {self.copies} copies':<38}"
-            f"{'p50 µs':>12}"
+            " first",
+            f"{self.rounds} rounds of {self.copies} copies",
+            "p50 µs",
+            [
+                (_COPYTO, f"{self.copyto_us:.1f}"),
+                (_WRITE, f"{self.write_us:.1f}"),
+                *self.copyto.rows("ratio (median over rounds)"),
+                check_row(self.verified),
+            ],
         )
 
 
 def measure_write(payload: Payload, *, rounds: int) -> Writing:
     """Measure with a picture of the payload's size. Takes some seconds."""
-    with (
-        ScriptedServer([sink_model()], allow_client_shm=True) as server,
-        Session(server.url, "sink", slots=1) as session,
-        session.lease() as lease,
-    ):
+    with scripted_lease() as lease:
         return _compare(lease, payload, rounds)
 
 
@@ -100,44 +92,29 @@ def _compare(lease: Lease, payload: Payload, rounds: int) -> Writing:
     source = picture(payload)
     # Into one and the same memory: no page of it lies better for one of them.
     target = lease.view(_INPUT, payload.shape)
-    steps: dict[str, Callable[[], None]] = {
-        _COPYTO: lambda: np.copyto(target, source),
-        _WRITE: lambda: lease.write(_INPUT, source),
-    }
-    take_turns(steps)
-    turns = [take_turns(steps) for _ in range(rounds)]
+    measured = take_turns(
+        {
+            _COPYTO: lambda: np.copyto(target, source),
+            _WRITE: lambda: lease.write(_INPUT, source),
+        },
+        rounds,
+    )
     target.fill(np.nan)
     lease.write(_INPUT, source)
-    return _summary(payload, turns, verified=np.array_equal(target, source))
+    return _summary(payload, measured, verified=np.array_equal(target, source))
 
 
-def take_turns(steps: Mapping[str, Callable[[], None]]) -> dict[str, float]:
-    """Median times of one round, in microseconds; who comes first changes each time."""
-    clock = time.perf_counter_ns
-    times: dict[str, list[int]] = {name: [] for name in steps}
-    order = list(steps.items())
-    for _ in range(COPIES):
-        for name, step in order:
-            begin = clock()
-            step()
-            times[name].append(clock() - begin)
-        order.reverse()
-    return {name: statistics.median(each) / 1e3 for name, each in times.items()}
-
-
-def _summary(
-    payload: Payload, turns: list[dict[str, float]], *, verified: bool
-) -> Writing:
-    ratios = [turn[_WRITE] / turn[_COPYTO] for turn in turns]
+def _summary(payload: Payload, measured: Sequence[Times], *, verified: bool) -> Writing:
     return Writing(
         payload=payload.name,
-        rounds=len(turns),
+        rounds=len(measured),
         copies=COPIES,
-        copyto_us=round(statistics.median(turn[_COPYTO] for turn in turns), 2),
-        write_us=round(statistics.median(turn[_WRITE] for turn in turns), 2),
-        ratio=round(statistics.median(ratios), 4),
-        ratio_min=round(min(ratios), 4),
-        ratio_max=round(max(ratios), 4),
-        limit=_LIMITS.get(payload.name),
+        copyto_us=median_us(measured, _COPYTO),
+        write_us=median_us(measured, _WRITE),
+        copyto=Versus.of(
+            column(measured, _WRITE),
+            column(measured, _COPYTO),
+            limit=_LIMITS.get(payload.name),
+        ),
         verified=verified,
     )

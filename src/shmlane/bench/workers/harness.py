@@ -2,7 +2,8 @@
 
 Owns the clock, the threads and the JSON lines on stdin and stdout. Uses NumPy and the
 standard library only, because it also runs where shmlane is not installed. Refuses to
-know any client: those give a `Lane` for each request in flight.
+know any client: those give their `Traffic`, which mostly is `Lanes`, with a `Lane` for
+each request in flight.
 
 What is timed is everything that a caller does for one answer, from taking the memory to
 having read the value, loop included: one reading of the clock ends a request and begins
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -46,6 +47,7 @@ class Spec:
     concurrency: int
     fill: bool
     way: str
+    flow: str
 
     @classmethod
     def from_argument(cls) -> Spec:
@@ -77,88 +79,119 @@ class Lane(Protocol):
         """Take back everything that this lane made."""
 
 
-class Client(Protocol):
-    """What the lanes of one worker share."""
+class Traffic(Protocol):
+    """As many requests in flight as the specification says, for a while."""
 
-    def lane(self, index: int) -> Lane:
-        """A lane, made in the thread that will use it."""
+    def prepare(self) -> None:
+        """Make good what the server may have forgotten since the last round."""
+
+    def send(
+        self, seconds: float, least: int, at_start: Callable[[], None]
+    ) -> Sequence[Turn]:
+        """Send for so long, and at least so many in each turn.
+
+        at_start: called when everybody is ready, right before the first request.
+        """
 
     def close(self) -> None:
-        """Take back what was made, after the lanes have closed."""
+        """Take back what was made for it."""
 
 
-@dataclass
+class Client(Protocol):
+    """What one worker measures."""
+
+    def traffic(self) -> Traffic:
+        """What sends its requests."""
+
+    def close(self) -> None:
+        """Take back what was made, after the traffic has closed."""
+
+
 class Turn:
-    """What one lane did in one round."""
+    """The requests of one lane in one round.
 
-    began_ns: int
-    ended_ns: int
-    requests: int
-    wrong: int
+    Iterating gives the value for each request, and times what is done with it.
+    """
+
+    def __init__(self, log: Log, seconds: float, least: int) -> None:
+        self._times = log.times_for(seconds, least)
+        self._first_marker = log.first_marker
+        self._window_ns = int(seconds * 1e9)
+        self._least = least
+        self.began_ns = self.ended_ns = 0
+        self.requests = self.wrong = 0
+
+    def __iter__(self) -> Iterator[float]:
+        clock, times, least = time.perf_counter_ns, self._times, self._least
+        marker, count, room = self._first_marker, 0, len(self._times)
+        self.began_ns = now = clock()
+        until = now + self._window_ns
+        while (now < until or count < least) and count < room:
+            marker += 1.0
+            yield marker
+            done = clock()
+            times[count] = done - now
+            now = done
+            count += 1
+        self.ended_ns, self.requests = now, count
+
+    @property
+    def times_ns(self) -> Array:
+        """How long each request took, once all are over."""
+        return np.frombuffer(self._times, np.int64, self.requests)
+
+
+class Log:
+    """What a lane keeps between its turns: room for its times, and its own values."""
+
+    def __init__(self, index: int) -> None:
+        self.first_marker = float(index * _MARKERS_PER_LANE)
+        self._times = array("q")
+
+    def times_for(self, seconds: float, least: int) -> array[int]:
+        """Room that was touched before, so that no page fault is timed."""
+        missing = int(seconds * _MOST_PER_S) + least - len(self._times)
+        if missing > 0:
+            self._times.frombytes(bytes(8 * missing))
+        return self._times
 
 
 class Lanes:
     """One thread for each request in flight; a single one uses the main thread."""
 
-    def __init__(self, client: Client, count: int) -> None:
+    def __init__(self, make_lane: Callable[[int], Lane], count: int) -> None:
         self._threads = [ThreadPoolExecutor(1) for _ in range(count)]
         self._is_alone = count == 1
-        self._markers = [float(i * _MARKERS_PER_LANE) for i in range(count)]
-        self._times = [array("q") for _ in range(count)]
+        self._logs = [Log(index) for index in range(count)]
         self._lanes: list[Lane] = []
-        self._lanes = self._each(client.lane)
+        self._lanes = self._each(make_lane)
 
-    def prepare(self, settle_s: float) -> None:
-        """Let every lane register again, then send a little traffic."""
+    def prepare(self) -> None:
+        """Let every lane register again."""
         self._each(lambda index: self._lanes[index].prepare())
-        self._run(settle_s, _LEAST_SETTLING)
 
-    def run(self, seconds: float) -> dict[str, Any]:
-        """Send requests for a while and say what came of it."""
-        cpu: list[int] = []
-        turns = self._run(seconds, 1, lambda: cpu.append(time.process_time_ns()))
-        cpu.append(time.process_time_ns())
-        times = np.concatenate(
-            [
-                np.frombuffer(room, np.int64, turn.requests)
-                for room, turn in zip(self._times, turns, strict=True)
-            ]
-        )
-        began = min(turn.began_ns for turn in turns)
-        return {
-            "requests": sum(turn.requests for turn in turns),
-            "wrong": sum(turn.wrong for turn in turns),
-            "window_ns": max(turn.ended_ns for turn in turns) - began,
-            "cpu_ns": cpu[1] - cpu[0],
-            **percentiles_us(times),
-        }
+    def send(
+        self, seconds: float, least: int, at_start: Callable[[], None]
+    ) -> Sequence[Turn]:
+        """All lanes at once, each in its own thread."""
+        turns = [Turn(log, seconds, least) for log in self._logs]
+        line = threading.Barrier(len(turns), at_start)
+
+        def one(index: int) -> Turn:
+            turn, call = turns[index], self._lanes[index].call
+            line.wait()
+            for marker in turn:
+                if not call(marker):
+                    turn.wrong += 1
+            return turn
+
+        return self._each(one)
 
     def close(self) -> None:
         """Close all lanes, each in its own thread."""
         self._each(lambda index: self._lanes[index].close())
         for thread in self._threads:
             thread.shutdown()
-
-    def _run(
-        self, seconds: float, least: int, at_start: Callable[[], None] = lambda: None
-    ) -> list[Turn]:
-        room = int(seconds * _MOST_PER_S) + least
-        for times in self._times:
-            if len(times) < room:
-                times.frombytes(bytes(8 * (room - len(times))))
-        line = threading.Barrier(len(self._lanes), at_start)
-
-        def one(index: int) -> Turn:
-            line.wait()
-            return _run_lane(
-                self._lanes[index].call,
-                window_ns=int(seconds * 1e9),
-                least=least,
-                first_marker=self._markers[index],
-                times=self._times[index],
-            )
-
-        return self._each(one)
 
     def _each(self, work: Callable[[int], T]) -> list[T]:
         if self._is_alone:
@@ -169,27 +202,25 @@ class Lanes:
         return [future.result() for future in futures]
 
 
-def _run_lane(
-    call: Callable[[float], bool],
-    *,
-    window_ns: int,
-    least: int,
-    first_marker: float,
-    times: array[int],
-) -> Turn:
-    clock = time.perf_counter_ns
-    marker, wrong, count, room = first_marker, 0, 0, len(times)
-    began = now = clock()
-    until = began + window_ns
-    while (now < until or count < least) and count < room:
-        marker += 1.0
-        if not call(marker):
-            wrong += 1
-        done = clock()
-        times[count] = done - now
-        now = done
-        count += 1
-    return Turn(began, now, count, wrong)
+def prepare(traffic: Traffic, settle_s: float) -> None:
+    """Before a round: let everything register again, then send a little."""
+    traffic.prepare()
+    traffic.send(settle_s, _LEAST_SETTLING, lambda: None)
+
+
+def measure(traffic: Traffic, seconds: float) -> dict[str, Any]:
+    """Send requests for a while and say what came of it."""
+    cpu: list[int] = []
+    turns = traffic.send(seconds, 1, lambda: cpu.append(time.process_time_ns()))
+    cpu.append(time.process_time_ns())
+    return {
+        "requests": sum(turn.requests for turn in turns),
+        "wrong": sum(turn.wrong for turn in turns),
+        "began_ns": min(turn.began_ns for turn in turns),
+        "ended_ns": max(turn.ended_ns for turn in turns),
+        "cpu_ns": cpu[1] - cpu[0],
+        **percentiles_us(np.concatenate([turn.times_ns for turn in turns])),
+    }
 
 
 def percentiles_us(times_ns: Array) -> dict[str, float]:
@@ -215,26 +246,31 @@ def serve(make_client: Callable[[Spec], Client]) -> None:
 
 
 def _serve(make_client: Callable[[Spec], Client], say: Callable[..., None]) -> None:
-    spec = Spec.from_argument()
-    client = make_client(spec)
+    client = make_client(Spec.from_argument())
     try:
-        lanes = Lanes(client, spec.concurrency)
+        traffic = client.traffic()
         try:
-            _answer(lanes, say)
+            _answer(traffic, say)
         finally:
-            lanes.close()
+            traffic.close()
     finally:
         client.close()
 
 
-def _answer(lanes: Lanes, say: Callable[..., None]) -> None:
+def _answer(traffic: Traffic, say: Callable[..., None]) -> None:
     say(ready=True)
     for line in sys.stdin:
         order = json.loads(line)
         if order["do"] == "prepare":
-            lanes.prepare(order["seconds"])
+            prepare(traffic, order["seconds"])
             gc.collect()
             gc.freeze()
             say(ready=True)
         else:
-            say(**lanes.run(order["seconds"]))
+            _wait_until(order.get("at_ns", 0))
+            say(**measure(traffic, order["seconds"]))
+
+
+def _wait_until(at_ns: int) -> None:
+    """Several workers that shall begin at once are told when."""
+    time.sleep(max(0, at_ns - time.perf_counter_ns()) / 1e9)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 import shmlane
+from shmlane.preprocess import image_into
 
-from .harness import Lane, Spec, serve
+from .harness import Array, Lane, Lanes, Spec, Traffic, serve
 
 
 class ShmlaneClient:
@@ -27,10 +28,13 @@ class ShmlaneClient:
             memory="wire" if self._is_wire else "system",
         ).open()
 
+    def traffic(self) -> Traffic:
+        """One thread for each request in flight."""
+        return Lanes(self.lane, self._spec.concurrency)
+
     def lane(self, index: int) -> Lane:
         """A thread that uses the session for every request."""
-        lane = InTheRequest if self._is_wire else InPlace
-        return lane(self._session, self._spec)
+        return _LANES[self._spec.way](self._session, self._spec)
 
     def close(self) -> None:
         """Unregister and remove the session's memory."""
@@ -61,11 +65,29 @@ class InPlace(BaseLane):
         """Lease, view, write in place, infer, read in place."""
         with self._session.lease() as lease:
             view = lease["INPUT__0"]
-            if self._fill:
-                np.copyto(view, self._source)
+            self.fill(view)
             view[self._last] = marker
             result = lease.infer()
             return float(result["OUTPUT__0"][0]) == marker
+
+    def fill(self, view: Array) -> None:
+        """Write the whole input, or leave it as it is."""
+        if self._fill:
+            np.copyto(view, self._source)
+
+
+class FromPicture(InPlace):
+    """Tensors lie in shared memory, and each is made there from a picture of bytes."""
+
+    def __init__(self, session: shmlane.Session, spec: Spec) -> None:
+        super().__init__(session, spec)
+        _, channels, height, width = spec.shape
+        pixels = np.arange(height * width * channels, dtype=np.uint8)
+        self._frame = pixels.reshape(height, width, channels)
+
+    def fill(self, view: Array) -> None:
+        """Pixels to floats from 0 to 1, channels to the front."""
+        image_into(view, self._frame, layout="nchw")
 
 
 class InTheRequest(BaseLane):
@@ -77,6 +99,12 @@ class InTheRequest(BaseLane):
         outputs = self._session.infer({"INPUT__0": self._source})
         return float(outputs["OUTPUT__0"][0]) == marker
 
+
+_LANES: dict[str, type[InPlace | InTheRequest]] = {
+    "in place": InPlace,
+    "in the request": InTheRequest,
+    "from a picture": FromPicture,
+}
 
 if __name__ == "__main__":
     serve(ShmlaneClient)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .harness import Array, Lane, Spec, serve
+from .harness import Array, Lane, Lanes, Spec, Traffic, serve
 
 _OUTPUT_BYTES = 4
 _UNREGISTER_TRIES = 1000
@@ -31,6 +31,10 @@ class TritonClients:
             "register per call": RegisterPerCall,
             "in the request": InTheRequest,
         }
+
+    def traffic(self) -> Traffic:
+        """One thread for each request in flight."""
+        return Lanes(self.lane, self._spec.concurrency)
 
     def lane(self, index: int) -> Lane:
         """A lane of the way that the contender stands for."""
