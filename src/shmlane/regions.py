@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .claims import OwnerLock
 from .errors import RegionError, UnsupportedPlatform, UsageError
 from .room import SHM_DIRECTORY, check_room, free_bytes, out_of_memory
 
@@ -112,7 +113,7 @@ class Region:
         self.name = PREFIX + secrets.token_hex(8)
         self.nbytes = round_up(max(nbytes, len(header), 1), PAGE_BYTES)
         self._owner = os.getpid()
-        self._lock = _OwnerLock()
+        self._lock = OwnerLock()
         self._mapping: mmap.mmap | None = None
         # A program that ends without closing its session must not leave the file, and
         # neither may Ctrl-C right after it was named.
@@ -205,39 +206,7 @@ def _close_at_exit() -> None:
         region.close()
 
 
-class _OwnerLock:
-    """The shared lock that says "in use", on an open file description of its own."""
-
-    __slots__ = ("__weakref__", "_fd")
-
-    def __init__(self) -> None:
-        self._fd = -1
-        # Known before it is taken: another thread may fork at any moment.
-        _owner_locks.add(self)
-
-    def take(self, fd: int) -> None:
-        self._fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
-
-    def drop(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-_owner_locks: weakref.WeakSet[_OwnerLock] = weakref.WeakSet()
-
-
-def _forget_locks_in_child() -> None:
-    for lock in list(_owner_locks):
-        lock.drop()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks_in_child)
-
-
-def _let_go(path: str, owner: int, lock: _OwnerLock) -> None:
+def _let_go(path: str, owner: int, lock: OwnerLock) -> None:
     # A forked child inherits the finaliser, and the file is not the child's to remove.
     if os.getpid() == owner:
         # Gone already, or not to be removed: cleaning finds that nobody uses it.

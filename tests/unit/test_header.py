@@ -55,12 +55,35 @@ def read_like_a_stranger(data: bytes) -> dict[str, Any]:
     """A reader made from nothing but the text of the documentation."""
     assert data[:8] == b"shmlane\0"
     version, slots = struct.unpack_from("<II", data, 8)
-    table, first, stride, text, length = struct.unpack_from("<QQQQQ", data, 16)
-    assert version == 1
+    first_record, first, stride, text, length = struct.unpack_from("<QQQQQ", data, 16)
+    record, entry = struct.unpack_from("<II", data, 56)
+    table, tensors, claimable = struct.unpack_from("<QII", data, 64)
+    assert version == 2
+    assert record == 64 + tensors * entry
     description = json.loads(data[text : text + length].decode("utf-8"))
-    records = [data[at : at + 64] for at in range(table, table + 64 * slots, 64)]
+    records = [data[first_record + record * n :][:record] for n in range(slots)]
     starts = [first + index * stride for index in range(slots)]
-    return {"records": records, "starts": starts, "end": text + length, **description}
+    rows = [data[table + 64 * n :][:64] for n in range(tensors)]
+    return {
+        "records": records,
+        "starts": starts,
+        "end": text + length,
+        "claimable": claimable,
+        "table": [read_row(row, data) for row in rows],
+        **description,
+    }
+
+
+def read_row(row: bytes, data: bytes) -> dict[str, Any]:
+    """One row of the tensor table."""
+    offset, capacity, name, length, kind = struct.unpack_from("<QQQII", row)
+    return {
+        "name": data[name : name + length].decode("utf-8"),
+        "datatype": row[32:40].rstrip(b"\0").decode("ascii"),
+        "kind": ["input", "output"][kind],
+        "offset": offset,
+        "capacity": capacity,
+    }
 
 
 # --- what is written ------------------------------------------------------------------
@@ -84,9 +107,9 @@ def test_header_records_and_slots_lie_apart_in_the_region(
 ) -> None:
     layout = layout_of(inputs, outputs)
     header = plan(layout, slots)
-    assert header.record_offset(0) >= 56
+    assert header.record_offset(0) >= 80
     assert all(header.record_offset(index) % 64 == 0 for index in range(slots))
-    assert header.record_offset(slots - 1) + 64 <= len(header.pack())
+    assert header.record_offset(slots) <= len(header.pack())
     assert len(header.pack()) <= header.first_slot < len(header.pack()) + PAGE_BYTES
     starts = [header.slot_offset(index) for index in range(slots)]
     assert all(start % PAGE_BYTES == 0 for start in starts)
@@ -103,7 +126,8 @@ def test_a_reader_made_from_the_documentation_finds_everything(
     seen = read_like_a_stranger(header.pack().ljust(header.region_bytes, b"\0"))
     assert (seen["pid"], seen["server"], seen["model"]) == (7, "h:1", '"modèle"')
     assert seen["starts"] == [header.slot_offset(index) for index in range(slots)]
-    assert seen["records"] == [bytes(64)] * slots
+    assert seen["records"] == [bytes(header.record_stride)] * slots
+    assert seen["claimable"] == 0
     assert [
         (each["name"], each["datatype"], each["kind"]) for each in seen["tensors"]
     ] == [
@@ -113,6 +137,19 @@ def test_a_reader_made_from_the_documentation_finds_everything(
     assert [(each["offset"], each["capacity"]) for each in seen["tensors"]] == [
         (tensor.offset, tensor.capacity) for tensor in layout.tensors
     ]
+    told = seen["table"]
+    assert told == [{name: each[name] for name in told[0]} for each in seen["tensors"]]
+
+
+def test_a_region_whose_slots_may_be_claimed_says_so_and_what_is_needed() -> None:
+    layout = layout_of([("x", "FP32", [2])], [("y", "INT64", [5])])
+    header = RegionHeader.plan(
+        layout, 2, pid=7, server="h:1", model="m", session={"version": "3"}
+    )
+    seen = read_like_a_stranger(header.pack().ljust(header.region_bytes, b"\0"))
+    assert seen["claimable"] == 1
+    assert seen["session"] == {"version": "3"}
+    assert RegionHeader.parse(header.pack()) == header
 
 
 # --- a region on disk -----------------------------------------------------------------
@@ -168,7 +205,7 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
 @given(st.binary(max_size=400))
 def test_foreign_bytes_behind_the_magic_are_refused(data: bytes) -> None:
     with pytest.raises(RegionError, match=r"region header cannot be read|cut short"):
-        RegionHeader.parse(b"shmlane\0" + struct.pack("<I", 1) + data)
+        RegionHeader.parse(b"shmlane\0" + struct.pack("<I", 2) + data)
 
 
 def forged(header: RegionHeader, text: bytes) -> bytes:
@@ -191,13 +228,13 @@ def test_a_description_that_is_no_json_object_is_refused(
         RegionHeader.parse(forged(header, text))
 
 
-@pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
+@pytest.mark.parametrize("version", [0, 1, 3, 2**32 - 1])
 def test_another_version_is_refused_by_its_number(
     header: RegionHeader, version: int
 ) -> None:
     whole = header.pack()
     data = whole[:8] + struct.pack("<I", version) + whole[12:]
-    with pytest.raises(RegionError, match=f"version {version}.* reads version 1"):
+    with pytest.raises(RegionError, match=f"version {version}.* reads version 2"):
         RegionHeader.parse(data)
 
 

@@ -198,7 +198,7 @@ def test_by_force_files_go_that_a_silent_server_may_know(
 # --- headers --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", [0, 2, 99])
+@pytest.mark.parametrize("version", [0, 1, 99])
 def test_a_region_of_another_version_is_kept_and_told(
     folder: Path, server: ScriptedServer, version: int
 ) -> None:
