@@ -1,44 +1,30 @@
-"""A web service in a process of its own, and clients that check every answer.
+"""Clients of a web service that check every answer.
 
-Owns pictures that differ from each other and are known, the HTTP load, and one process
-group for each service. Refuses to know web frameworks, and to end what it did not
-start.
+Owns pictures that differ from each other, what is true about each, and the HTTP load.
+Refuses to know web frameworks, and to judge replies that are no answers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import io
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from shmlane.errors import RegionError
-from shmlane.header import RegionHeader
-from shmlane.server import TritonServer
 from tests.polling import eventually
-from tests.sessions import region_files, registered
 
-ROOT = Path(__file__).resolve().parents[2]
-MODELS = ROOT / "examples" / "web" / "models"
 HOST = "127.0.0.1"
 # Of one request: longer than a service may take to say that Triton is away.
 CLIENT_TIMEOUT = 15.0
-_END_TIMEOUT = 20.0
 
 
 # --- pictures -------------------------------------------------------------------------
@@ -247,159 +233,3 @@ def leave_early(port: int, picture: Picture, *, sent: float) -> None:
     head = f"POST /survey HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n"
     with socket.create_connection((HOST, port), timeout=CLIENT_TIMEOUT) as connection:
         connection.sendall(f"{head}\r\n".encode() + body[: int(len(body) * sent)])
-
-
-# --- services -------------------------------------------------------------------------
-
-
-def triton() -> TritonServer:
-    """A server with the model of the examples, to be started."""
-    # Connections that are still open delay its end for no longer than that.
-    return TritonServer(MODELS, extra_args=["--exit-timeout-secs=1"])
-
-
-class Service:
-    """A web service in a process group of its own, that answers /healthz.
-
-    command: Python's arguments, in which `{port}` is the port. Ends with the block: by
-    SIGTERM, as an init system does it, or with SIGKILL if that does not help, which
-    fails the test.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        server: TritonServer,
-        log: Path,
-        **environment: str,
-    ) -> None:
-        self.port = free_port()
-        self.server = server
-        self._log = log
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    *(word.format(port=self.port) for word in command),
-                ],
-                cwd=ROOT,
-                env=os.environ
-                | {
-                    "TRITON_URL": server.http_url,
-                    "PYTHONWARNINGS": "default::ResourceWarning",
-                    "PYTHONUNBUFFERED": "1",
-                }
-                | environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def health(self) -> dict[str, Any]:
-        """What one of its workers says of itself."""
-        with Client(self.port) as client:
-            reply = client.ask("GET", "/healthz")
-        assert reply.status == 200, reply
-        health: dict[str, Any] = reply.content
-        return health
-
-    def await_ready(self) -> None:
-        def is_ready() -> bool:
-            assert self._process.poll() is None, self.log()
-            with contextlib.suppress(OSError):
-                return bool(self.health())
-            return False
-
-        eventually(is_ready, lambda: f"the service answers\n{self.log()}", timeout=30)
-
-    def await_all_free(self, *, workers: int = 1) -> dict[int, dict[str, int]]:
-        """The slots of so many workers by pid, once none of them has one in use."""
-        free: dict[int, dict[str, int]] = {}
-
-        def all_are_free() -> bool:
-            health = self.health()
-            slots = health["slots"]
-            free.pop(health["worker"], None)
-            if slots["free"] == slots["slots"] > 0:
-                free[health["worker"]] = slots
-            return len(free) >= workers
-
-        eventually(
-            all_are_free, lambda: f"all slots are free\n{self.log()}", timeout=20
-        )
-        return free
-
-    def regions(self) -> dict[str, int]:
-        """Its files of shared memory, with the process that made each."""
-        makers = {path.name: _maker(path) for path in region_files()}
-        return {name: pid for name, pid in makers.items() if self._is_ours(pid)}
-
-    def _is_ours(self, pid: int) -> bool:
-        with contextlib.suppress(ProcessLookupError):
-            return pid > 0 and os.getpgid(pid) == self.pid
-        return False
-
-    def terminate(self) -> int:
-        """Ask it to end, as an init system does, and wait; the exit code."""
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(_END_TIMEOUT)
-
-    def __enter__(self) -> Service:
-        try:
-            self.await_ready()
-        except BaseException:
-            self._kill_all()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._process.poll() is None:
-                self.terminate()
-        finally:
-            self._kill_all()
-
-    def _kill_all(self) -> None:
-        """Nothing of it outlives the test, whatever became of the test."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait(_END_TIMEOUT)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def nothing_left(names: Iterable[str], server: TritonServer) -> None:
-    """None of these regions is there any more, and the server knows none of them."""
-    names = set(names)
-    assert names, "there was nothing to begin with"
-
-    def left() -> set[str]:
-        files = {path.name for path in region_files()}
-        # A region is registered once for each slot: its name, slot and generation.
-        known = {name.rsplit(".", 2)[0] for name in registered(server)}
-        return names & (files | known)
-
-    eventually(
-        lambda: not left(),
-        lambda: f"nothing is left, but there is {left()}",
-        timeout=10,
-    )
-
-
-def _maker(path: Path) -> int:
-    """The process that made a region, 0 where it cannot be told."""
-    with contextlib.suppress(OSError, RegionError):
-        return int(str(RegionHeader.parse(path.read_bytes()).description["pid"]))
-    return 0

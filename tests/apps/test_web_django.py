@@ -13,16 +13,8 @@ import numpy as np
 import pytest
 
 from shmlane.server import TritonServer
-from tests.apps.load import (
-    Client,
-    Picture,
-    Service,
-    leave_early,
-    load,
-    nothing_left,
-    npy,
-    triton,
-)
+from tests.apps.load import Client, Picture, leave_early, load, npy
+from tests.apps.web_service import Service, nothing_left, triton
 from tests.sessions import stopped
 
 SLOTS = 4
@@ -176,5 +168,5 @@ def test_it_starts_without_triton_and_ends_without_a_trace(
         assert len(regions) == 1
         os.kill(service.pid, signal.SIGTERM)
         assert service.terminate() == 0
-        nothing_left(regions, survey_server)
+        nothing_left(survey_server, regions)
         assert "Traceback" not in service.log()

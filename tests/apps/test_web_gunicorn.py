@@ -1,0 +1,200 @@
+"""gunicorn's preforked workers, each with a session of its own, under load.
+
+Workers are stopped, killed, recycled and reloaded while clients ask; no client ever
+gets another's answer, and nothing of a worker outlives it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shmlane.server import TritonServer
+from tests.apps.load import Client, Picture, Traffic, load
+from tests.apps.web_service import Service, nothing_left, triton
+from tests.polling import eventually
+from tests.sessions import stopped
+
+pytestmark = pytest.mark.heavy
+
+WORKERS = 2
+SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def survey_server() -> Iterator[TritonServer]:
+    with triton() as server:
+        yield server
+
+
+@contextlib.contextmanager
+def gunicorn(
+    server: TritonServer, folder: Path, *options: str, config: str = "gunicorn_conf"
+) -> Iterator[Service]:
+    """gunicorn as its configuration has it; afterwards nothing of it is left."""
+    command = [
+        *("-m", "gunicorn", "-c", f"python:examples.web.{config}"),
+        *("--bind", "127.0.0.1:{port}", "--no-control-socket", *options),
+        "examples.web.django_app:application",
+    ]
+    limits = {
+        "WORKERS": f"{WORKERS}",
+        "TRITON_SLOTS": f"{SLOTS}",
+        "TRITON_INFER_TIMEOUT": "3",
+    }
+    with Service(command, server, folder / "log", **limits) as service:
+        service.await_all_free(workers=WORKERS)
+        yield service
+        if service.is_alive:
+            service.await_all_free(workers=WORKERS)
+            assert service.terminate() == 0
+    nothing_left(server)
+    for trouble in ("Traceback", "ResourceWarning"):
+        assert trouble not in service.log(), service.log()
+
+
+def test_each_worker_has_its_session_and_all_answer_what_they_were_asked(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    with gunicorn(survey_server, tmp_path) as service:
+        replies = load(service.port, range(600), clients=16)
+        assert [reply.status for reply in replies] == [200] * 600
+        workers = {int(reply.headers["x-worker"]) for reply in replies}
+        assert len(workers) == WORKERS
+        assert set(service.regions().values()) == workers
+        for slots in service.await_all_free(workers=WORKERS).values():
+            assert slots["registrations"] == slots["connections"] == SLOTS
+
+
+def test_a_killed_worker_leaves_nothing_to_the_one_that_takes_its_place(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    with gunicorn(survey_server, tmp_path) as service:
+        with Traffic(service.port) as traffic:
+            traffic.await_answers(100)
+            region, worker = next(iter(service.regions().items()))
+            os.kill(worker, signal.SIGKILL)
+            traffic.await_answers(100)
+            nothing_left(survey_server, {region})
+            eventually(
+                lambda: len(service.regions()) == WORKERS, "there is a new worker"
+            )
+        # Whoever was asking the dead worker knows it; nobody else noticed.
+        assert traffic.replies.keys() <= {0, 200}
+        assert worker not in service.await_all_free(workers=WORKERS)
+
+
+def test_a_worker_killed_while_triton_works_for_it_harms_nobody(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    with gunicorn(survey_server, tmp_path) as service:
+        region, worker = next(iter(service.regions().items()))
+        with Traffic(service.port) as traffic:
+            traffic.await_answers(50)
+            with stopped(survey_server):
+                os.kill(worker, signal.SIGKILL)
+                eventually(lambda: not exists(worker), "the worker is gone")
+            traffic.await_answers(200)
+        assert traffic.replies.keys() <= {0, 200, 503, 504}
+        nothing_left(survey_server, {region})
+
+
+def exists(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def test_workers_that_are_recycled_all_the_time_answer_right(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    options = ("--max-requests", "60", "--max-requests-jitter", "20")
+    with gunicorn(survey_server, tmp_path, *options) as service:
+        first = set(service.regions())
+        with Traffic(service.port, clients=4) as traffic:
+            traffic.await_answers(400)
+        assert traffic.replies.keys() <= {0, 200}
+        nothing_left(survey_server, first)
+
+
+def test_a_reload_under_load_changes_all_workers(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    with gunicorn(survey_server, tmp_path) as service:
+        first = service.regions()
+        with Traffic(service.port, clients=4) as traffic:
+            traffic.await_answers(50)
+            os.kill(service.pid, signal.SIGHUP)
+            nothing_left(survey_server, first)
+            traffic.await_answers(50)
+        assert traffic.replies.keys() <= {0, 200}
+        assert not set(first.values()) & set(service.regions().values())
+
+
+def test_requests_in_flight_at_sigterm_are_answered(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    with (
+        gunicorn(survey_server, tmp_path) as service,
+        ThreadPoolExecutor(1) as asking,
+    ):
+        with stopped(survey_server):
+            replies = asking.submit(load, service.port, range(SLOTS), clients=SLOTS)
+            eventually(lambda: in_flight(service) == SLOTS, "all are in flight")
+            os.kill(service.pid, signal.SIGTERM)
+            eventually(lambda: "signal: term" in service.log(), "it is ending")
+        assert [reply.status for reply in replies.result()] == [200] * SLOTS
+        assert service.terminate() == 0
+
+
+def in_flight(service: Service) -> int:
+    """Requests that all workers have with Triton."""
+    found: dict[int, int] = {}
+    while len(found) < WORKERS:
+        health = service.health()
+        found[health["worker"]] = health["slots"]["in_flight"]
+    return sum(found.values())
+
+
+def test_a_triton_that_restarts_under_load_is_found_again(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    with gunicorn(survey_server, tmp_path) as service:
+        with Traffic(service.port) as traffic:
+            traffic.await_answers(100)
+            survey_server.kill()
+            eventually(lambda: traffic.replies.get(503), "clients are told of it")
+            survey_server.start()
+            traffic.await_answers(200)
+        assert traffic.replies.keys() <= {200, 503, 504}
+
+
+def test_a_session_opened_before_the_fork_says_what_is_wrong(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    config = tmp_path / "too_early.py"
+    config.write_text(
+        "from examples.web.gunicorn_conf import *\n"
+        "from examples.web import worker_session\n"
+        "def when_ready(server):\n"
+        "    worker_session.session.open()\n"
+    )
+    command = [
+        *("-m", "gunicorn", "-c", str(config), "--bind", "127.0.0.1:{port}"),
+        *("--no-control-socket", "examples.web.django_app:application"),
+    ]
+    with Service(command, survey_server, tmp_path / "log") as service:
+        regions = service.regions()
+        with Client(service.port) as client:
+            assert client.survey(Picture(1)).status == 500
+        assert "Open a session of its own in each process" in service.log()
+        assert set(regions.values()) == {service.pid}
+        assert service.terminate() == 0
+    nothing_left(survey_server, regions)
