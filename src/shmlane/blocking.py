@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import control
@@ -24,11 +23,11 @@ from .errors import (
     ShmlaneError,
 )
 from .exchange import Answer, Exchange, Verdict
+from .flights import Flight
 from .memory import SessionMemory
 from .options import RequestOptions
 from .requests import repeats_id
 from .slots import Channel, Slot
-from .tensors import Tensor
 from .timing import Deadline, in_seconds
 
 # A connection found dead, or a registration found gone, is made anew and the request
@@ -37,7 +36,7 @@ from .timing import Deadline, in_seconds
 _ATTEMPTS = range(5)
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.25
-_STEP_PAUSE = 0.002
+STEP_PAUSE = 0.002
 
 
 class Step(NamedTuple):
@@ -135,7 +134,7 @@ class BlockingShell:
             request = exchange.begin(slot)
             prepared = slot.prepared
             if prepared is not None and prepared.wire_inputs:
-                parts = _parts(request, prepared.wire_inputs)
+                parts = prepared.parts(request)
                 is_sent = channel.send_parts(parts, Deadline(limit, begun))
             else:
                 is_sent = channel.send(request)
@@ -170,28 +169,69 @@ class BlockingShell:
     def _await_last_step(
         self, slot: Slot, options: RequestOptions, deadline: Deadline
     ) -> None:
-        """Let no step of a sequence overtake one whose caller gave up waiting.
+        while not self.begin_step(slot, options, deadline):
+            time.sleep(STEP_PAUSE)
 
-        Its reply tells that the server has taken it; then this one is the last step.
+    def begin_step(
+        self, slot: Slot, options: RequestOptions, deadline: Deadline
+    ) -> bool:
+        """Whether this step of a sequence may be sent now; it is the last step then.
+
+        It may not overtake one that is unanswered, whose caller gave up or did not
+        wait: the reply to that tells that the server has taken it. Raises
+        `InferTimeout` when the deadline has passed meanwhile.
         """
         sequence = options.sequence_id
         # A sequence that begins anew has nothing to wait for.
         last = None if options.sequence_start else self._steps.get(sequence)
-        while last is not None and last.is_pending:
+        if last is not None and last.is_pending:
             if deadline.has_passed:
-                raise InferTimeout(
-                    f"the last step of sequence {sequence!r} is still unanswered after"
-                    f" {in_seconds(deadline.limit)}; this one was not sent.",
-                    hint="Release the lease of that step, so that its reply is read;"
-                    " wait longer, or begin the sequence anew.",
-                    timeout=deadline.limit,
-                )
-            time.sleep(_STEP_PAUSE)
+                raise _too_early(sequence, deadline)
+            return False
         with self._noting_steps:
             self._steps[sequence] = Step(slot, slot.epoch)
             # Steps that were answered are of no interest any more.
             for other in [key for key, step in self._steps.items() if step.is_over]:
                 del self._steps[other]
+        return True
+
+    def launch(
+        self, flight: Flight, problem: Verdict | RequestLost | None = None
+    ) -> None:
+        """Send what is not waited for here; waits only to make it ready.
+
+        problem: why it has to be sent again. Raises what ends the request.
+        """
+        slot, options = flight.slot, flight.options
+        if problem is not None:
+            self.repair(flight, problem)
+        else:
+            if options is not None and options.has_sequence:
+                self._await_last_step(slot, options, flight.deadline)
+            if not flight.is_ready:
+                self.make_ready(slot, flight.given, flight.deadline, options)
+        while not flight.send(self._exchange):
+            self.repair(flight, Verdict.SEND_AGAIN)
+
+    def repair(self, flight: Flight, problem: Verdict | RequestLost) -> None:
+        """Make ready to be sent again what nobody waited for, after `problem`.
+
+        This waits: for the server, and longer with each try. Raises what ends the
+        request, `problem` itself if it does.
+        """
+        slot, deadline = flight.slot, flight.deadline
+        if isinstance(problem, RequestLost):
+            # A step of a sequence that has run must not run again.
+            may_replay = self._replay and not flight.replayed and not slot.is_step
+            if not may_replay or not self._is_drained(slot, deadline):
+                raise problem
+            flight.replayed = True
+            problem = Verdict.REPLAY
+        self._prepare_retry(slot, problem, flight.attempt)
+        flight.attempt += 1
+        if flight.attempt == len(_ATTEMPTS):
+            raise _gave_up(problem)
+        self.make_ready(slot, flight.given, deadline, flight.options)
 
     def _prepare_retry(self, slot: Slot, verdict: Verdict, attempt: int) -> None:
         self.retries += 1
@@ -298,11 +338,14 @@ class BlockingShell:
         return f"<BlockingShell over {self._calls!r}>"
 
 
-def _parts(request: bytes, inputs: Sequence[Tensor]) -> list[bytes | memoryview]:
-    """A request and the inputs that go behind it."""
-    parts: list[bytes | memoryview] = [request]
-    parts += [tensor.content.data for tensor in inputs]
-    return parts
+def _too_early(sequence: int | str, deadline: Deadline) -> InferTimeout:
+    return InferTimeout(
+        f"the last step of sequence {sequence!r} is still unanswered after"
+        f" {in_seconds(deadline.limit)}; this one was not sent.",
+        hint="Release the lease of that step, so that its reply is read; wait longer,"
+        " or begin the sequence anew.",
+        timeout=deadline.limit,
+    )
 
 
 def _gave_up(verdict: Verdict) -> ShmlaneError:

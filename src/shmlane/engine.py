@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 
 from .blocking import BlockingShell
 from .calls import ServerCalls
+from .draining import Drainer
 from .errors import (
     AccessRestricted,
     RegionError,
@@ -73,13 +74,20 @@ class Engine:
         )
         spare = functools.partial(memory.make_slots, settings.slots)
         self.pool = SlotPool(slots, spare=spare)
-        self.receiver = Receiver(
+        drainer = Drainer(
             exchange,
             settings.endpoint,
             session=session,
             give_back=self.pool.put_back,
             move_outputs=memory.move_outputs,
             retire=functools.partial(_replace, self.pool, memory),
+        )
+        self.receiver = Receiver(
+            exchange,
+            self.shell,
+            drainer,
+            session=session,
+            give_back=self.pool.put_back,
         )
         self._calls = calls
         self._timeouts = settings.timeouts

@@ -1,99 +1,68 @@
-"""Late replies: one thread reads those that nobody waits for any more.
+"""Replies that no thread of a caller waits for.
 
-Owns LATE slots (the caller gave up, the connection is kept and the reply awaited), and
-hands LOST ones to `draining`. Refuses slots that somebody still waits on. The thread
-starts with the first LATE slot and ends with the last one.
+Owns the one thread of a session that reads the replies to futures and to LATE slots
+(the caller gave up, the connection is kept and the reply awaited), and hands LOST ones
+to `draining`. Refuses slots that somebody still waits on. The thread starts with the
+first of them and ends with the last one.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import selectors
-import socket
+import functools
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 from .background import Background
+from .blocking import BlockingShell
+from .board import Board
 from .draining import Drainer
-from .endpoint import Endpoint
-from .errors import InferTimeout, ShmlaneError
-from .exchange import Exchange
-from .slots import Channel, Holder, Label, Slot
+from .errors import PoolClosed, RequestLost, ShmlaneError
+from .exchange import Answer, Exchange, Verdict
+from .flights import Timetable
+from .futures import Submission
+from .slots import Holder, Label, Slot
+from .transport import timed_out
 
 _RETRY_PAUSE = 0.25
-
-
-class _Mailbox:
-    """The connections on which late replies come, for one run of the thread."""
-
-    def __init__(self) -> None:
-        with contextlib.ExitStack() as opened:
-            self._selector = opened.enter_context(selectors.DefaultSelector())
-            self._bell, self._rung = map(opened.enter_context, socket.socketpair())
-            for end in (self._bell, self._rung):
-                end.setblocking(False)
-            self._selector.register(self._rung, selectors.EVENT_READ)
-            self._opened = opened.pop_all()
-
-    @property
-    def is_empty(self) -> bool:
-        return len(self._selector.get_map()) == 1
-
-    def add(self, channel: Channel, slot: Slot) -> None:
-        """Raises `ValueError` if the connection is closed, and OSError."""
-        self._selector.register(channel, selectors.EVENT_READ, slot)
-
-    def remove(self, key: selectors.SelectorKey) -> None:
-        self._selector.unregister(key.fd)
-
-    def wait(self) -> list[selectors.SelectorKey]:
-        """Those on which something has come; none if the bell rang."""
-        keys = [key for key, _ in self._selector.select()]
-        with contextlib.suppress(BlockingIOError):
-            self._rung.recv(4096)
-        return [key for key in keys if key.data is not None]
-
-    def ring(self) -> None:
-        # A full or closed pipe belongs to a thread that looks again by itself.
-        with contextlib.suppress(OSError):
-            self._bell.send(b"\0")
-
-    def close(self) -> None:
-        self._opened.close()
+# To start a thread costs more than a small model: it stays for the next future.
+_LINGER = 0.05
 
 
 class Receiver(Background):
-    """Brings LATE and LOST slots back. `watch` may be called from finalisers.
+    """Answers futures, and brings LATE slots back.
 
-    session: the session, or None once it is gone. Called in threads of their own:
-    give_back with each slot that the server no longer holds, move_outputs before that
-    if a server out of reach may still write to them, and retire with each slot that an
-    old server may hold for ever.
+    `take_over` and `watch` may be called from finalisers.
+    session: the session, or None once it is gone. shell: makes requests ready again.
+    drainer: brings back what is LOST. give_back: called in the thread with each slot
+    that the server no longer holds.
     """
 
     def __init__(
         self,
         exchange: Exchange,
-        endpoint: Endpoint,
+        shell: BlockingShell,
+        drainer: Drainer,
         *,
         session: Callable[[], object],
         give_back: Callable[[Slot], None],
-        move_outputs: Callable[[Slot], None],
-        retire: Callable[[Slot], None],
     ) -> None:
         super().__init__(session)
         self.late_replies = 0
         self._exchange = exchange
+        self._shell = shell
+        self._drainer = drainer
         self._give_back = give_back
-        self._drainer = Drainer(
-            exchange,
-            endpoint,
-            session=session,
-            give_back=give_back,
-            move_outputs=move_outputs,
-            retire=retire,
-        )
-        self._mailbox: _Mailbox | None = None
+        # Whoever takes one out of here decides what becomes of its future.
+        self._flying: dict[Submission, Submission] = {}
+        self._submitted: deque[Submission] = deque()
+        self._timetable = Timetable()
+        self._stays_until = 0.0
+        self._board: Board[Slot | Submission] | None = None
 
     @property
     def drains(self) -> int:
@@ -122,45 +91,164 @@ class Receiver(Background):
     def stop(self) -> None:
         super().stop()
         self._drainer.stop()
+        self._fail_all()
 
     def _has_work(self) -> bool:
-        return bool(self._incoming)
+        return bool(self._incoming or self._submitted)
 
     def _wake_up(self) -> None:
-        mailbox = self._mailbox
-        if mailbox is not None:
-            mailbox.ring()
+        board = self._board
+        if board is not None:
+            board.ring()
+
+    # --- futures ----------------------------------------------------------------------
+
+    def submit(self, submission: Submission) -> Future[Any]:
+        """Send, and answer the future later; waits only to make the request ready."""
+        future = submission.future
+        future.add_done_callback(functools.partial(self._look_at, submission))
+        try:
+            self._shell.launch(submission)
+        except Exception as error:
+            submission.fail(error)
+        else:
+            self._serve(submission)
+        return future
+
+    def _look_at(self, submission: Submission, future: Future[Any]) -> None:
+        if future.cancelled():
+            self._abandon(submission)
+
+    def _serve(self, submission: Submission) -> None:
+        """Read the reply to a request that was sent."""
+        future = submission.future
+        self._flying[submission] = submission
+        self._submitted.append(submission)
+        self._wake_up()
+        self.nudge()
+        if self._stopping:
+            self._fail_all()
+        elif future.cancelled():
+            self._abandon(submission)
+
+    def _abandon(self, submission: Submission) -> None:
+        """The future was cancelled: its slot is LATE, if the request is in flight."""
+        with self._handing:
+            is_flying = self._flying.pop(submission, None)
+        if is_flying:
+            submission.give_up()
+
+    def _fail_all(self) -> None:
+        for submission in list(self._flying):
+            if self._flying.pop(submission, None):
+                submission.fail(
+                    PoolClosed("the session was closed before the reply came.")
+                )
+
+    def _mend(self, submission: Submission, problem: Verdict | RequestLost) -> None:
+        """Send again, in a thread of its own, because that may have to wait."""
+        try:
+            _thread.start_new_thread(self._send_again, (submission, problem))
+        except RuntimeError as error:
+            submission.fail(error)
+
+    def _send_again(
+        self, submission: Submission, problem: Verdict | RequestLost
+    ) -> None:
+        try:
+            self._shell.launch(submission, problem)
+        except Exception as error:
+            submission.fail(error)
+        else:
+            self._serve(submission)
+
+    # --- in the thread ----------------------------------------------------------------
 
     def _work(self) -> None:
         try:
-            mailbox = _Mailbox()
+            board: Board[Slot | Submission] = Board()
         except OSError:
             # No descriptor left. The slots stay aside until there is one.
             time.sleep(_RETRY_PAUSE)
             return
-        with contextlib.closing(mailbox):
-            self._mailbox = mailbox
+        with contextlib.closing(board):
+            self._board = board
             try:
-                self._receive(mailbox)
+                self._receive(board)
             finally:
-                self._mailbox = None
+                self._board = None
 
-    def _receive(self, mailbox: _Mailbox) -> None:
+    def _receive(self, board: Board[Slot | Submission]) -> None:
         while not self._stopping:
             while self._incoming:
-                self._take_in(mailbox, self._incoming.popleft())
-            if mailbox.is_empty:
-                return
-            for key in mailbox.wait():
-                self._read(mailbox, key)
+                self._watch_late(board, self._incoming.popleft())
+            while self._submitted:
+                self._watch_flight(board, self._submitted.popleft())
+            limit = self._timetable.remaining
+            if board.is_empty:
+                if time.monotonic() >= self._stays_until:
+                    return
+                limit = _LINGER
+            for each in board.wait(limit):
+                if isinstance(each, Slot):
+                    self._read_late(board, each)
+                else:
+                    self._read_reply(board, each)
+            for overdue in self._timetable.overdue(self._flying):
+                board.forget(overdue)
+                if self._flying.pop(overdue, None):
+                    overdue.fail(timed_out(overdue.limit))
 
-    def _take_in(self, mailbox: _Mailbox, slot: Slot) -> None:
+    def _watch_flight(
+        self, board: Board[Slot | Submission], submission: Submission
+    ) -> None:
+        if submission not in self._flying:
+            return
+        channel = submission.slot.channel
+        assert channel is not None
+        try:
+            board.expect(channel, submission)
+        except (OSError, ValueError) as error:
+            channel.close()
+            if self._flying.pop(submission, None):
+                submission.fail(_unwatched(error))
+            return
+        self._timetable.note(submission)
+        self._stays_until = time.monotonic() + _LINGER
+
+    def _read_reply(
+        self, board: Board[Slot | Submission], submission: Submission
+    ) -> None:
+        with self._handing_over() as allowed:
+            # Cancelled, it is late by now and comes by another way.
+            if not allowed or submission not in self._flying:
+                return
+            outcome = self._outcome(submission)
+            if outcome is None:
+                assert submission.slot.channel is not None
+                board.expect(submission.slot.channel, submission)
+                return
+            self._flying.pop(submission, None)
+        if isinstance(outcome, Answer):
+            submission.succeed(outcome)
+        elif isinstance(outcome, (Verdict, RequestLost)):
+            self._mend(submission, outcome)
+        else:
+            submission.fail(outcome)
+
+    def _outcome(self, submission: Submission) -> Answer | Verdict | Exception | None:
+        try:
+            return submission.receive(self._exchange)
+        except Exception as error:
+            return error
+
+    def _watch_late(self, board: Board[Slot | Submission], slot: Slot) -> None:
         channel = slot.channel
         # A session that closes takes the connection away, and stops this thread.
         if channel is None:
             return
         try:
-            mailbox.add(channel, slot)
+            board.expect(channel, slot)
         except (OSError, ValueError):
             # It broke meanwhile, or the machine watches no more of them.
             channel.close()
@@ -168,13 +256,14 @@ class Receiver(Background):
                 if allowed:
                     self._lose(slot)
 
-    def _read(self, mailbox: _Mailbox, key: selectors.SelectorKey) -> None:
-        slot: Slot = key.data
+    def _read_late(self, board: Board[Slot | Submission], slot: Slot) -> None:
         with self._handing_over() as allowed:
-            if not allowed or not self._has_ended(slot):
+            if not allowed:
                 return
-            mailbox.remove(key)
-            if slot.server_hold:
+            if not self._has_ended(slot):
+                assert slot.channel is not None
+                board.expect(slot.channel, slot)
+            elif slot.server_hold:
                 self._lose(slot)
             else:
                 self.late_replies += 1
@@ -194,12 +283,10 @@ class Receiver(Background):
         channel = slot.channel
         assert channel is not None
         try:
-            reply = channel.feed(channel.receive(0))
+            reply = channel.advance()
             if reply is None:
                 return False
             self._exchange.accept(slot, reply, b"")
-        except InferTimeout:
-            return False
         except ShmlaneError:
             # An error of the model ends the request as well as a success does. What
             # leaves the slot held is a reply that cannot be trusted. Either way the
@@ -209,4 +296,13 @@ class Receiver(Background):
 
     def __repr__(self) -> str:
         state = "running" if self.is_busy else "idle"
-        return f"<Receiver {state}, {self._drainer.count} drains>"
+        flying, drains = len(self._flying), self._drainer.count
+        return f"<Receiver {state}, {flying} futures, {drains} drains>"
+
+
+def _unwatched(error: Exception) -> RequestLost:
+    return RequestLost(
+        f"the connection cannot be watched for the reply ({error}); the model may have"
+        " run.",
+        hint="Is the process out of descriptors? See ulimit -n.",
+    )

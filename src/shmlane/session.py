@@ -7,24 +7,29 @@ slot (`pool`).
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
 from .engine import Engine
 from .errors import LeaseTimeout, ModelNotReady, ServerUnreachable, UsageError
+from .exchange import Answer
+from .futures import Kept, OwnedResult, Submission
 from .leases import Result
 from .metadata import Array, ModelMetadata
 from .migration import LendingLease
 from .options import RequestOptions
-from .session_base import BaseSession, State, checked_limit
+from .session_base import BaseSession, SendingLease, State, checked_limit
+from .slots import Slot
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
 
 _OPEN_PAUSE = 0.05
 
 
-class Lease(LendingLease):
+class Lease(SendingLease, LendingLease):
     """The right to use one slot: fill inputs, infer, read the result in place."""
 
     __slots__ = ()
@@ -60,6 +65,34 @@ class Lease(LendingLease):
         # Whatever was read before expires, also if this fails.
         slot.epoch = epoch = slot.epoch + 1
         return Result(slot, epoch, engine.shell.infer(slot, given, limit, options))
+
+    def submit(
+        self, *, timeout: Timeout = DEFAULT, options: RequestOptions | None = None
+    ) -> Future[OwnedResult]:
+        """Send as `infer` does, and have a future in the place of the result.
+
+        The lease ends here: the slot goes with the future, and then with its result,
+        until that is released or dropped. What `infer` raises, the future raises,
+        except for `InputMissing` and `UsageError`. It waits for the server's reply, not
+        for a thread to run: cancelling it works until then, and the slot comes back
+        with the late reply. Making a connection may keep this waiting.
+        """
+        return self._submit(OwnedResult, timeout, options)
+
+    def _submit(
+        self,
+        make: Callable[[Slot, int, Answer, Kept], object],
+        timeout: Timeout,
+        options: RequestOptions | None,
+    ) -> Future[Any]:
+        slot, engine, limit = self._check(timeout, options)
+        slot.epoch = epoch = slot.epoch + 1
+        kept = Kept(self._host)
+        result = functools.partial(make, slot, epoch)
+        submission = Submission(kept, slot, self._given, limit, options, make=result)
+        kept.take_over(self)
+        self._slot = None
+        return engine.receiver.submit(submission)
 
 
 class Session(BaseSession):
@@ -174,10 +207,7 @@ class Session(BaseSession):
         are sent from where they lie. Raises what `lease`, `write` and `Lease.infer`
         raise.
         """
-        if not isinstance(inputs, Mapping):
-            raise UsageError(
-                f"inputs is a {type(inputs).__name__}: give {{name: array}}."
-            )
+        _checked_inputs(inputs)
         deadline = None
         if timeout is not DEFAULT:
             deadline = Deadline(checked_limit(timeout))
@@ -188,6 +218,30 @@ class Session(BaseSession):
                 lease._lend(name, array, cast=cast)
             left = DEFAULT if deadline is None else deadline.remaining
             return lease.infer(timeout=left, options=options)._take()
+
+    def submit(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        timeout: Timeout = DEFAULT,
+        cast: bool = False,
+        options: RequestOptions | None = None,
+    ) -> Future[dict[str, Array]]:
+        """As `infer`, with a future in the place of the outputs; see `Lease.submit`.
+
+        The inputs are copied before this returns. It waits for a free slot as `lease`
+        does: no more requests are in flight than there are slots.
+        """
+        deadline = None
+        if timeout is not DEFAULT:
+            deadline = Deadline(checked_limit(timeout))
+        with self.lease(
+            timeout=DEFAULT if deadline is None else deadline.remaining
+        ) as lease:
+            for name, array in _checked_inputs(inputs).items():
+                lease.write(name, array, cast=cast)
+            left = DEFAULT if deadline is None else deadline.remaining
+            return lease._submit(_copies, left, options)
 
     def warmup(self) -> None:
         """Connect every free slot, and run the model once on each with zeros.
@@ -223,3 +277,16 @@ class Session(BaseSession):
             self.open()
         assert self._engine is not None
         return self._engine
+
+
+def _checked_inputs(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(inputs, Mapping):
+        return inputs
+    raise UsageError(f"inputs is a {type(inputs).__name__}: give {{name: array}}.")
+
+
+def _copies(slot: Slot, epoch: int, answer: Answer, kept: Kept) -> dict[str, Array]:
+    """The outputs as arrays of their own; the slot goes back at once."""
+    outputs = Result(slot, epoch, answer)._take()
+    kept.release()
+    return outputs

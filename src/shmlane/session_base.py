@@ -15,15 +15,17 @@ from enum import Enum
 
 from .endpoint import Connection
 from .engine import Engine
-from .errors import ForkedSession, PoolClosed, ShmlaneError
+from .errors import ForkedSession, PoolClosed, ShmlaneError, UsageError
 from .layout import Sizes
+from .leases import BaseLease
 from .lifetimes import look_after
+from .options import RequestOptions
 from .regions import RegionOptions
 from .settings import Settings
 from .slots import Holder, Slot
 from .stats import SessionStats
 from .tensors import Tensor
-from .timing import Default, Timeout, Timeouts, check_timeout
+from .timing import DEFAULT, Default, Timeout, Timeouts, check_timeout
 
 
 class State(Enum):
@@ -31,6 +33,32 @@ class State(Enum):
     OPEN = "open"
     CLOSED = "closed"
     FORKED = "open in another process"
+
+
+class SendingLease(BaseLease):
+    """A lease of a session, however its caller waits for replies."""
+
+    __slots__ = ()
+    _host: BaseSession
+
+    def _check(
+        self, timeout: Timeout, options: RequestOptions | None
+    ) -> tuple[Slot, Engine, float | None]:
+        """What is needed to send, and for how long to wait; raises why not to send."""
+        slot = self._slot
+        if slot is None or slot.server_hold or ~self._given & slot.required:
+            raise self._not_ready(slot)
+        host = self._host
+        engine = host._engine
+        if engine is None or host._state is not State.OPEN:
+            raise host._unusable()
+        if options is not None and not isinstance(options, RequestOptions):
+            raise UsageError(
+                f"options is a {type(options).__name__}: give RequestOptions(...)."
+            )
+        if timeout is DEFAULT:
+            return slot, engine, host._timeouts.infer
+        return slot, engine, checked_limit(timeout)
 
 
 class BaseSession:

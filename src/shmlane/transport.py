@@ -170,7 +170,7 @@ class HttpConnection:
         # As `_milliseconds`, without a call: each small reply comes by here.
         limit = None if timeout is None else min(timeout * 1e3, _LONGEST_POLL)
         if not self._poll(limit):
-            raise _timed_out(timeout)
+            raise timed_out(timeout)
         try:
             data = self._recv(_RECEIVE_BYTES)
         except OSError as error:
@@ -178,6 +178,32 @@ class HttpConnection:
         if not data:
             raise self._lost(None)
         return data
+
+    def receive_now(self) -> bytes | None:
+        """As `receive`, without a wait: None if nothing has come."""
+        try:
+            data = self._recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self._lost(error) from error
+        if not data:
+            raise self._lost(None)
+        return data
+
+    def advance(self) -> HttpReply | None:
+        """Take in what has come, without a wait; the reply when it is complete.
+
+        Raises `RequestLost` and `ProtocolError`, which close the connection.
+        """
+        if self._parser.room is None:
+            data = self.receive_now()
+            reply = None if data is None else self.feed(data)
+        else:
+            reply = self._take_in_place()
+        room = self._parser.room
+        self._wake_at(1 if room is None else min(len(room), _WAKE_BYTES))
+        return reply
 
     def feed(self, data: bytes) -> HttpReply | None:
         """Take in received bytes; the reply when it is complete, else None."""
@@ -206,7 +232,7 @@ class HttpConnection:
             if self._parser.room is not None:
                 return self._fill(deadline)
             if deadline.has_passed:
-                raise _timed_out(deadline.limit)
+                raise timed_out(deadline.limit)
             data = self.receive(deadline.remaining)
         return reply
 
@@ -220,14 +246,20 @@ class HttpConnection:
         finally:
             # Whoever waits next, even for the rest of this, waits for the first byte.
             self._wake_at(1)
-        raise _timed_out(deadline.limit)
+        raise timed_out(deadline.limit)
 
     def _receive_in_place(self, timeout: float | None) -> HttpReply | None:
         room = self._parser.room
         assert room is not None
         self._wake_at(min(len(room), _WAKE_BYTES))
         if not self._poll(_milliseconds(timeout)):
-            raise _timed_out(timeout)
+            raise timed_out(timeout)
+        return self._take_in_place()
+
+    def _take_in_place(self) -> HttpReply | None:
+        """Receive what has come of a large body right where it belongs."""
+        room = self._parser.room
+        assert room is not None
         try:
             # Without the flag, it would wait for as much as the poll did.
             count = self._recv_into(room, 0, socket.MSG_DONTWAIT)
@@ -331,7 +363,7 @@ def _cut_off(outbox: Outbox, limit: float | None) -> InferTimeout:
     )
 
 
-def _timed_out(timeout: float | None) -> InferTimeout:
+def timed_out(timeout: float | None) -> InferTimeout:
     return InferTimeout(
         f"no complete reply came within {in_seconds(timeout)} of waiting.",
         hint="The model may still run. To try again, call infer of the session again,"

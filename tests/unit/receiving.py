@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shmlane import draining, receiver
+from shmlane import Session, draining, receiver
+from shmlane.blocking import BlockingShell
+from shmlane.calls import ServerCalls
+from shmlane.draining import Drainer
 from shmlane.endpoint import Endpoint
 from shmlane.exchange import Exchange
 from shmlane.receiver import Receiver
@@ -125,7 +128,11 @@ class Desk:
         self.retired: list[Slot] = []
         self.give_back: Callable[[Slot], None] = self.returned.append
         self.move_outputs: Callable[[Slot], None] = self.memory.move_outputs
-        self.receiver = Receiver(
+        session = Session("here:8000", "m")
+        shell = BlockingShell(
+            ServerCalls(session._settings), self.exchange, self.memory, replay=False
+        )
+        drainer = Drainer(
             self.exchange,
             Endpoint.parse("here:8000"),
             session=lambda: self.session,
@@ -133,6 +140,13 @@ class Desk:
             give_back=lambda slot: self.give_back(slot),
             move_outputs=lambda slot: self.move_outputs(slot),
             retire=self.retired.append,
+        )
+        self.receiver = Receiver(
+            self.exchange,
+            shell,
+            drainer,
+            session=lambda: self.session,
+            give_back=lambda slot: self.give_back(slot),
         )
 
     def late(self, count: int = 1) -> list[Slot]:

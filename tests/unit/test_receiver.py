@@ -50,13 +50,13 @@ def test_a_late_reply_frees_its_slot_and_keeps_its_connection(desk: Desk) -> Non
     (slot,) = desk.late()
     desk.watch(slot)
     assert desk.receiver.is_busy
-    assert repr(desk.receiver) == "<Receiver running, 0 drains>"
+    assert repr(desk.receiver) == "<Receiver running, 0 futures, 0 drains>"
     desk.reply(slot)
     desk.came_back(slot)
     assert slot.channel is not None
     assert slot.channel.is_open
     assert desk.receiver.late_replies == 1
-    assert repr(desk.receiver) == "<Receiver idle, 0 drains>"
+    assert repr(desk.receiver) == "<Receiver idle, 0 futures, 0 drains>"
 
 
 def test_a_reply_that_was_there_already_is_read(desk: Desk) -> None:
@@ -333,7 +333,7 @@ def test_a_drain_does_not_keep_late_replies_waiting(
     control_server.answer = lambda line: IN_USE
     (lost,), (late,) = desk.lost(), desk.late()
     desk.watch(lost, late)
-    eventually(lambda: repr(desk.receiver) == "<Receiver running, 1 drains>")
+    eventually(lambda: repr(desk.receiver) == "<Receiver running, 0 futures, 1 drains>")
     desk.reply(late)
     eventually(lambda: desk.returned == [late])
     control_server.answer = lambda line: OK

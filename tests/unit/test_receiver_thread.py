@@ -7,14 +7,13 @@ import errno
 import gc
 import os
 import random
-import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
+from shmlane.board import Board
 from shmlane.slots import Label, Slot
 from tests.polling import eventually
 from tests.unit.interleaving import Halt, every
@@ -268,14 +267,11 @@ def test_a_connection_that_cannot_be_watched_is_lost(
     if why == "it broke":
         channel.close()
     else:
-        register = selectors.DefaultSelector.register
 
-        def refuse(self: Any, file: Any, *arguments: Any) -> Any:
-            if file is channel:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return register(self, file, *arguments)
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(selectors.DefaultSelector, "register", refuse)
+        monkeypatch.setattr(Board, "expect", refuse)
     start(starts.pop(), ())
     desk.came_back(slot)
     assert desk.receiver.drains == 1

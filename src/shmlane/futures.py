@@ -1,0 +1,129 @@
+"""Requests whose callers hold a future in place of a thread that waits.
+
+Owns a slot on its way from a lease through a future to its result, and what becomes of
+the future. Refuses to read replies; that is the `receiver`'s.
+
+A future waits, for the world, until its reply is there: cancelling it then always
+works. The slot of a cancelled future comes back when its late reply has been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from .exchange import Answer
+from .flights import Flight
+from .leases import LeaseHost, Result
+from .options import RequestOptions
+from .slots import Holder, Slot
+from .tensors import NOTHING
+
+
+class Kept(Holder):
+    """A slot that left its lease; whoever drops this gives it back, in silence."""
+
+    __slots__ = ("_host",)
+
+    def __init__(self, host: LeaseHost) -> None:
+        self._hold = [None]
+        self._host = host
+
+    def take_over(self, lease: Holder) -> None:
+        """Have the slot of `lease` from now on; Ctrl-C finds this done or not begun."""
+        self._hold.extend(iter(lease._hold.pop, None))
+
+    def release(self) -> None:
+        """Give the slot back; doing so again does nothing."""
+        if self.held is not None:
+            self._host._give_back(self)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class OwnedResult(Result):
+    """A result that has its slot: released with it, or when it is dropped.
+
+    Arrays taken from it stay readable after that, as those of any result do.
+    """
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, slot: Slot, epoch: int, answer: Answer, kept: Kept) -> None:
+        super().__init__(slot, epoch, answer)
+        self._kept = kept
+
+    def release(self) -> None:
+        """Give the slot back; the result expires. Doing so again does nothing."""
+        self._kept.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Submission(Flight):
+    """A request in flight that a future stands for.
+
+    make: what the future gets, of the answer and the slot that it came to.
+    """
+
+    __slots__ = ("future", "kept", "make")
+
+    def __init__(
+        self,
+        kept: Kept,
+        slot: Slot,
+        given: int,
+        limit: float | None,
+        options: RequestOptions | None,
+        *,
+        make: Callable[[Answer, Kept], object],
+    ) -> None:
+        super().__init__(slot, given, limit, options)
+        self.kept = kept
+        self.make = make
+        self.future: Future[Any] = Future()
+
+    def succeed(self, answer: Answer) -> None:
+        """The reply is there: nobody can cancel any more."""
+        future = self._leave_future()
+        if not future.set_running_or_notify_cancel():
+            self.kept.release()
+            return
+        try:
+            result = self.make(answer, self.kept)
+        except Exception as error:
+            self.kept.release()
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        future = self._leave_future()
+        self.kept.release()
+        if future.set_running_or_notify_cancel():
+            future.set_exception(error)
+
+    def give_up(self) -> None:
+        """The future was cancelled, with the request in flight."""
+        future = self._leave_future()
+        self.kept.release()
+        future.set_running_or_notify_cancel()
+
+    def _leave_future(self) -> Future[Any]:
+        # It refers to this, to tell of being cancelled. Without the circle, a result
+        # that is dropped gives its slot back at once.
+        future = self.future
+        self.future = NOTHING
+        return future
