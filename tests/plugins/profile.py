@@ -3,11 +3,16 @@
 Owns no fixture. pytest-randomly prints its seed, and Hypothesis uses the same one:
 `--randomly-seed=N` repeats order and examples of a run together. No example has a
 deadline: other programs share the cores, and a slow example says nothing.
+
+Many tests collect garbage, some at every instruction of an operation. What importing and
+collecting the tests has made stays until the end, so the collector is told to pass it
+over: otherwise each of these collections looks at a million objects that cannot go.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 
 import hypothesis.core
 import pytest
@@ -33,6 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if on_gpu and (reason := _why_no_gpu()):
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 def _why_no_gpu() -> str:
