@@ -4,9 +4,9 @@ Owns no fixture. pytest-randomly prints its seed, and Hypothesis uses the same o
 `--randomly-seed=N` repeats order and examples of a run together. No example has a
 deadline: other programs share the cores, and a slow example says nothing.
 
-Many tests collect garbage, some at every instruction of an operation. What importing and
-collecting the tests has made stays until the end, so the collector is told to pass it
-over: otherwise each of these collections looks at a million objects that cannot go.
+Many tests collect garbage, some at every instruction of an operation. What importing
+and collecting the tests has made stays until the end, so the collector is told to pass
+it over: otherwise each of these collections looks at a million objects that cannot go.
 """
 
 from __future__ import annotations
