@@ -229,6 +229,13 @@ class ScriptedChannel:
             raise event
         return event if isinstance(event, bytes) else event(self.sent[-1])
 
+    def receive_now(self) -> bytes | None:
+        return self.receive(0) if self.events else None
+
+    def advance(self) -> HttpReply | None:
+        data = self.receive_now()
+        return None if data is None else self.feed(data)
+
     def feed(self, data: bytes) -> HttpReply | None:
         reply = self._parser.feed(data)
         if reply is not None:
