@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shmlane.bench import (
+    CASES,
     CONTENDERS,
     Plan,
     Report,
@@ -233,7 +234,8 @@ def test_the_command_measures_a_write(tmp_path: Path) -> None:
 def test_the_command_refuses_an_unknown_case() -> None:
     reply = bench("--case", "wires")
     assert reply.returncode == 2
-    assert "known are overhead, write, preprocess, wire" in reply.stderr
+    assert "'wires'" in reply.stderr
+    assert all(name in reply.stderr for name in CASES)
     assert reply.stdout == ""
 
 

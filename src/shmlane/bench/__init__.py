@@ -13,6 +13,8 @@ installed into the cache on first use and never imported here.
 
 from __future__ import annotations
 
+from shmlane.bench.cases import CASES, Case, Measured, find_case
+from shmlane.bench.crews import CrewReport, measure_crews
 from shmlane.bench.overhead import Overhead, measure_overhead
 from shmlane.bench.plan import (
     CONTENDERS,
@@ -35,13 +37,17 @@ from shmlane.bench.turns import Versus
 from shmlane.bench.writing import Writing, measure_write
 
 __all__ = [
+    "CASES",
     "CONTENDERS",
     "MATRIX",
     "PAYLOADS",
     "WIRE",
+    "Case",
     "Cell",
     "Contender",
+    "CrewReport",
     "Defaults",
+    "Measured",
     "Overhead",
     "Payload",
     "Plan",
@@ -54,7 +60,9 @@ __all__ = [
     "Spread",
     "Versus",
     "Writing",
+    "find_case",
     "make_plan",
+    "measure_crews",
     "measure_overhead",
     "measure_preprocess",
     "measure_write",

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from shmlane.bench import Overhead, Plan, Preprocessing, Report, Writing
-
-    Measured = Sequence[Overhead | Writing | Preprocessing]
+    from shmlane.bench import Measured, Plan
 
 _FAILED = 1
 _CASE_ROUNDS = 30
@@ -45,8 +43,8 @@ _Seed = typer.Option(
 _Case = typer.Option(
     metavar="NAME",
     help="overhead: what shmlane adds to the bare bytes, by part. write: lease.write "
-    "over one np.copyto. preprocess: image_into over what is usual. wire: the clients "
-    "without shared memory, yolov8, 1 in flight.",
+    "over one np.copyto. preprocess: image_into over what is usual. gil: threads "
+    "against processes. wire: the clients without shared memory.",
 )
 
 
@@ -71,14 +69,12 @@ def bench(
     Exit code 1 if a client could not be measured or got a wrong value, or if a limit
     of a case is not held.
     """
-    from shmlane.bench import MATRIX, WIRE, make_plan
+    from shmlane.bench import MATRIX, find_case, make_plan
 
     _refuse_lost_output(json_file)
-    if case is not None:
+    chosen = None if case is None else find_case(case)
+    if chosen is not None:
         rounds = rounds or (_QUICK_CASE_ROUNDS if quick else _CASE_ROUNDS)
-        if case != "wire":
-            _run_case(case, _names(payloads) or ["yolov8"], rounds, json_file)
-            return
     plan = make_plan(
         contenders=_names(contenders),
         payloads=_names(payloads),
@@ -87,66 +83,32 @@ def bench(
         fill=fill,
         quick=quick,
         seed=seed,
-        defaults=MATRIX if case is None else WIRE,
+        defaults=MATRIX if chosen is None else chosen.defaults,
     )
-    report = _compare(plan)
-    _write_json(json_file, report.to_json())
-    if not report.is_complete:
+    if chosen is None or chosen.measure is None:
+        is_held = _compare(plan, json_file)
+    else:
+        is_held = _show(str(case), chosen.measure(plan), json_file)
+    if not is_held:
         raise typer.Exit(_FAILED)
 
 
-def _compare(plan: Plan) -> Report:
+def _compare(plan: Plan, json_file: Path | None) -> bool:
     from shmlane.bench import own_servers, render_table, run
     from shmlane.server.cache import say
 
     with own_servers(plan) as servers:
         report = run(plan, servers=servers, progress=say)
     typer.echo(render_table(report), nl=False)
-    return report
+    _write_json(json_file, report.to_json())
+    return report.is_complete
 
 
-def _run_case(
-    case: str, payloads: list[str], rounds: int, json_file: Path | None
-) -> None:
-    from shmlane.bench import make_plan
-
-    cases: Mapping[str, Callable[[Plan, int], Measured]] = {
-        "overhead": _overheads,
-        "write": _writings,
-        "preprocess": _preprocessings,
-    }
-    if case not in cases:
-        known = ", ".join([*cases, "wire"])
-        raise typer.BadParameter(f"no case {case!r}; known are {known}.")
-    measured = cases[case](make_plan(payloads=payloads), rounds)
+def _show(case: str, measured: Sequence[Measured], json_file: Path | None) -> bool:
     for each in measured:
         typer.echo(each.render(), nl=False)
     _write_json(json_file, {case: [each.to_json() for each in measured]})
-    if not all(each.is_held for each in measured):
-        raise typer.Exit(_FAILED)
-
-
-def _overheads(plan: Plan, rounds: int) -> Measured:
-    from shmlane.bench import measure_overhead
-    from shmlane.server import TritonServer, demo_models
-
-    with TritonServer(demo_models("sink")) as server:
-        return [
-            measure_overhead(server.http_url, payload, rounds=rounds)
-            for payload in plan.payloads
-        ]
-
-
-def _writings(plan: Plan, rounds: int) -> Measured:
-    from shmlane.bench import measure_write
-
-    return [measure_write(payload, rounds=rounds) for payload in plan.payloads]
-
-
-def _preprocessings(plan: Plan, rounds: int) -> Measured:
-    from shmlane.bench import measure_preprocess
-
-    return [measure_preprocess(payload, rounds=rounds) for payload in plan.payloads]
+    return all(each.is_held for each in measured)
 
 
 def _write_json(file: Path | None, facts: Mapping[str, object]) -> None:
