@@ -58,11 +58,6 @@ def test_threads_and_processes_are_measured_beside_one_thread(
             assert (row.to_one.rate.least, row.to_one.rate.most) == (1, 1)
 
 
-def test_filling_the_input_costs_client_time(report: CrewReport) -> None:
-    alone = {r.filling: r.client_cpu_us for r in report.results if r.crew == ALONE}
-    assert alone["no fill"] < min(alone["np.copyto"], alone["image_into"])
-
-
 def test_the_text_says_what_it_means_before_any_number(report: CrewReport) -> None:
     text = report.render()
     assert max(map(len, text.splitlines())) <= 80

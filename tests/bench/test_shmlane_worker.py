@@ -80,3 +80,18 @@ def test_a_lane_knows_the_right_reply_from_a_wrong_one(
         with shmlane.Session(server.url, "stale", slots=1, shapes=shapes) as session:
             lane = kind(session, spec)
             assert [lane.call(marker) for marker in (1.0, 2.0)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fill", "written"),
+    [(InPlace, False, False), (InPlace, True, True), (FromPicture, False, True)],
+)
+def test_a_lane_writes_the_whole_input_only_where_it_fills(
+    kind: type[InPlace], fill: bool, written: bool
+) -> None:
+    unopened = shmlane.Session("here:8000", "sink")
+    lane = kind(unopened, spec_of("shmlane-http", fill=fill))
+    view = np.full(PAYLOADS["tiny"].shape, np.nan, np.float32)
+    lane.fill(view)
+    assert np.isfinite(view).all() == written
+    assert np.isnan(view).all() != written
