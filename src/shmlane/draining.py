@@ -168,6 +168,9 @@ class Drainer(Background):
         if outcome is control.Drained.MOVE:
             self._move_outputs(slot)
         if outcome is control.Drained.GIVE_UP:
+            # Still open where another client was to send the request.
+            if slot.channel is not None:
+                slot.channel.close()
             self._retire(slot)
         self._drains.remove(drain)
         if outcome is control.Drained.GIVE_UP:

@@ -19,7 +19,14 @@ import numpy as np
 from .datatypes import BYTES
 from .elements import Elements, decode
 from .engine import Engine
-from .errors import ExtraMissing, LeaseExpired, ProtocolError, UsageError
+from .errors import (
+    ExtraMissing,
+    LeaseBusy,
+    LeaseExpired,
+    ProtocolError,
+    ShmlaneError,
+    UsageError,
+)
 from .exchange import Exchange
 from .leases import BaseLease, LeaseHost, Result
 from .metadata import Array, Shape
@@ -94,16 +101,23 @@ class LendingLease(BaseLease):
         if foreign is not None:
             foreign.check_protocol(protocol)
             return foreign
-        if slot is None or slot.server_hold or self._lacks_inputs(slot):
+        if slot is None or slot.server_hold or ~self._given & slot.required:
             raise self._not_ready(slot)
-        api = _api(protocol)
+        api = triton_api(protocol)
         engine = self._host._ensure_open()
         limit = Deadline(self._host._timeouts.infer)
         engine.shell.make_ready(slot, self._given, limit)
         return ForeignRequest.begin(slot, self._given, api, engine.exchange)
 
-    def _lacks_inputs(self, slot: Slot) -> bool:
-        return self._given & slot.required != slot.required
+    def _unusable(self, slot: Slot | None) -> ShmlaneError:
+        if slot is None or _current(slot) is None:
+            return super()._unusable(slot)
+        return LeaseBusy(
+            "this lease was lent to tritonclient: its inputs and outputs belong to that"
+            " request until its reply.",
+            hint="Hand the reply to triton_result(), or release the lease and take"
+            " another.",
+        )
 
 
 class ForeignRequest(Prepared):
@@ -263,7 +277,7 @@ class _Api(NamedTuple):
 
 
 @functools.cache
-def _api(protocol: str) -> _Api:
+def triton_api(protocol: str) -> _Api:
     """Imported when first asked for."""
     if protocol not in PROTOCOLS:
         raise UsageError(f"protocol={protocol!r}: give 'http' or 'grpc'.")
@@ -281,7 +295,7 @@ def _api(protocol: str) -> _Api:
         _telling(module.InferInput),
         module.InferRequestedOutput,
         module.InferResult,
-        _read_http if protocol == "http" else _read_grpc,
+        read_http if protocol == "http" else read_grpc,
     )
 
 
@@ -316,7 +330,7 @@ def _telling(base: Any) -> Any:
 # --- replies --------------------------------------------------------------------------
 
 
-def _read_http(reply: Any, wire: frozenset[str]) -> InferReply:
+def read_http(reply: Any, wire: frozenset[str]) -> InferReply:
     response = reply.get_response()
     outputs = []
     for each in response.get("outputs", ()):
@@ -348,7 +362,7 @@ def _bytes_of(reply: Any, name: str, datatype: str) -> memoryview:
     return memoryview(bytearray(array.tobytes()))
 
 
-def _read_grpc(reply: Any, wire: frozenset[str]) -> InferReply:
+def read_grpc(reply: Any, wire: frozenset[str]) -> InferReply:
     response = reply.get_response()
     contents = response.raw_output_contents
     return InferReply(

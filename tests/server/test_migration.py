@@ -26,6 +26,7 @@ SCENARIOS = [
     "own_requests_and_tritonclients_take_turns_on_a_slot",
     "asyncio_clients_take_the_same_objects",
     "text_and_outputs_of_unknown_size_come_whole",
+    "outputs_that_vary_in_size_come_each_time",
     "empty_tensors_and_sessions_without_shared_memory_work",
     "outputs_that_were_not_asked_for_come_over_the_wire",
     "a_late_value_never_reaches_the_next_lease",

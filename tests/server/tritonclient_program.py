@@ -70,8 +70,10 @@ class Program:
             assert session.stats().in_flight == 1
 
 
-def order(lease: shmlane.Lease, token: int, *, milliseconds: int = 0) -> None:
-    lease["ORDER"][...] = (token, 4, milliseconds)
+def order(
+    lease: shmlane.Lease, token: int, *, count: int = 4, milliseconds: int = 0
+) -> None:
+    lease["ORDER"][...] = (token, count, milliseconds)
 
 
 @contextlib.contextmanager
@@ -182,6 +184,19 @@ def text_and_outputs_of_unknown_size_come_whole(program: Program) -> None:
                 assert result["BACKWARDS"].tolist() == wanted
                 assert result["FLIPPED"].all()
                 result["TOTALS"][...] = 0
+
+
+def outputs_that_vary_in_size_come_each_time(program: Program) -> None:
+    with program.client() as client, program.session("moody", slots=1) as session:
+        with session.lease() as lease:
+            for _ in range(3):
+                order(lease, 1, count=4)
+                assert lease.infer()["REPLY"].tolist() == [1] * 4
+        for count in (4, 40, 400):
+            with session.lease() as lease:
+                order(lease, 2, count=count)
+                reply = client.infer("moody", **program.objects(lease))
+                assert lease.triton_result(reply)["REPLY"].tolist() == [2] * count
 
 
 def empty_tensors_and_sessions_without_shared_memory_work(program: Program) -> None:
