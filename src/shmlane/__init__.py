@@ -36,11 +36,13 @@ from .errors import (
     UsageError,
     WireFallback,
 )
+from .futures import OwnedResult
 from .leases import Result
 from .metadata import ModelMetadata, TensorSpec
 from .options import RequestOptions
 from .regions import RegionOptions
 from .session import Lease, Session
+from .session_async import AsyncLease, AsyncSession
 from .stats import SessionStats
 from .timing import Timeouts
 
@@ -48,6 +50,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AccessRestricted",
+    "AsyncLease",
+    "AsyncSession",
     "Connection",
     "ContenderFailed",
     "ExtraMissing",
@@ -64,6 +68,7 @@ __all__ = [
     "ModelMetadata",
     "ModelNotReady",
     "OutOfSharedMemory",
+    "OwnedResult",
     "PoolClosed",
     "PoolError",
     "ProtocolError",

@@ -32,7 +32,7 @@ Spare = Callable[[], Sequence[Slot]]
 
 
 class Waiter:
-    """One caller that waits for a slot, in turn.
+    """One caller, in a thread, that waits for a slot in turn.
 
     It has been served once its holder has a slot. The holder is kept alive: one whose
     caller was interrupted gives back, at its end, what it was given too late.
@@ -98,6 +98,15 @@ class SlotPool:
         if self._pinned and self._take_unpinned(holder):
             return True
         return _take_next(self._free_slots, holder)
+
+    def take_if_open(self, holder: Holder) -> bool:
+        """As `take`; raises `PoolClosed`."""
+        if not self.take(holder):
+            return False
+        if self._closed:
+            self.release(holder)
+            self._check_open()
+        return True
 
     def acquire(self, holder: Holder, timeout: float | None) -> None:
         """Give `holder` a slot, waiting in turn for at most `timeout` seconds.
@@ -209,20 +218,19 @@ class SlotPool:
         deadline = Deadline(timeout)
         waiter = Waiter(holder)
         try:
-            self._join_queue(waiter)
+            self.join_queue(waiter)
             waiter.wait(timeout)
-            if self._errand is waiter:
-                self._make_spare(waiter)
+            if self.is_sent(waiter):
+                self.run_errand(waiter)
                 # The gate may have been opened once for both.
                 if not waiter.is_served:
                     waiter.wait(deadline.remaining)
         finally:
-            self._leave_queue(waiter)
-        if not waiter.is_served:
-            self._check_open()
-            raise self._timed_out(timeout) from waiter.failure
+            self.leave_queue(waiter)
+        self.check_served(waiter, timeout)
 
-    def _join_queue(self, waiter: Waiter) -> None:
+    def join_queue(self, waiter: Waiter) -> None:
+        """Begin to wait; whoever does so leaves the queue in the end."""
         with self._lock:
             self._check_open()
             self._waiters.append(waiter)
@@ -231,7 +239,11 @@ class SlotPool:
             self.waits += not (waiter.is_served or self._errand is waiter)
         self._settle()
 
-    def _leave_queue(self, waiter: Waiter) -> None:
+    def is_sent(self, waiter: Waiter) -> bool:
+        """Whether the gate was opened for an errand: to make the spare slots."""
+        return self._errand is waiter
+
+    def leave_queue(self, waiter: Waiter) -> None:
         """End the wait: from here on nothing is given that was not given before."""
         with self._lock:
             # Whoever gave a slot back may have been interrupted before telling.
@@ -243,7 +255,13 @@ class SlotPool:
                 self._waiters.remove(waiter)
         self._settle()
 
-    def _make_spare(self, waiter: Waiter) -> None:
+    def check_served(self, waiter: Waiter, timeout: float | None) -> None:
+        """After the wait: raises `PoolClosed` or `LeaseTimeout` if it was in vain."""
+        if not waiter.is_served:
+            self._check_open()
+            raise self._timed_out(timeout) from waiter.failure
+
+    def run_errand(self, waiter: Waiter) -> None:
         """Add the spare slots. The waiter that does so keeps its place in the queue."""
         assert self._spare is not None
         try:

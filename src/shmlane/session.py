@@ -22,7 +22,13 @@ from .leases import Result
 from .metadata import Array, ModelMetadata
 from .migration import LendingLease
 from .options import RequestOptions
-from .session_base import BaseSession, SendingLease, State, checked_limit
+from .session_base import (
+    BaseSession,
+    SendingLease,
+    State,
+    checked_inputs,
+    checked_limit,
+)
 from .slots import Slot
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
 
@@ -207,7 +213,7 @@ class Session(BaseSession):
         are sent from where they lie. Raises what `lease`, `write` and `Lease.infer`
         raise.
         """
-        _checked_inputs(inputs)
+        checked_inputs(inputs)
         deadline = None
         if timeout is not DEFAULT:
             deadline = Deadline(checked_limit(timeout))
@@ -238,7 +244,7 @@ class Session(BaseSession):
         with self.lease(
             timeout=DEFAULT if deadline is None else deadline.remaining
         ) as lease:
-            for name, array in _checked_inputs(inputs).items():
+            for name, array in checked_inputs(inputs).items():
                 lease.write(name, array, cast=cast)
             left = DEFAULT if deadline is None else deadline.remaining
             return lease._submit(_copies, left, options)
@@ -262,27 +268,17 @@ class Session(BaseSession):
                 lease.release()
 
     def _warm(self, engine: Engine, lease: Lease) -> None:
-        slot = lease._slot
-        assert slot is not None
-        required = [each for each in slot.inputs.values() if not each.spec.optional]
-        if any(tensor.default is None for tensor in required):
-            engine.shell.make_ready(slot, 0, Deadline(self._timeouts.infer))
+        if lease._zero():
+            lease.infer()
             return
-        for tensor in required:
-            lease[tensor.name].fill(0)
-        lease.infer()
+        assert lease._slot is not None
+        engine.shell.make_ready(lease._slot, 0, Deadline(self._timeouts.infer))
 
     def _ensure_open(self) -> Engine:
         if self._state is not State.OPEN:
             self.open()
         assert self._engine is not None
         return self._engine
-
-
-def _checked_inputs(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    if isinstance(inputs, Mapping):
-        return inputs
-    raise UsageError(f"inputs is a {type(inputs).__name__}: give {{name: array}}.")
 
 
 def _copies(slot: Slot, epoch: int, answer: Answer, kept: Kept) -> dict[str, Array]:

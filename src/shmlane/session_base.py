@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from typing import Any
 
 from .endpoint import Connection
 from .engine import Engine
@@ -59,6 +60,17 @@ class SendingLease(BaseLease):
         if timeout is DEFAULT:
             return slot, engine, host._timeouts.infer
         return slot, engine, checked_limit(timeout)
+
+    def _zero(self) -> bool:
+        """Fill what has to be given with zeros; False if not every shape is known."""
+        assert self._slot is not None
+        inputs = self._slot.inputs.values()
+        required = [each for each in inputs if not each.spec.optional]
+        if any(tensor.default is None for tensor in required):
+            return False
+        for tensor in required:
+            self[tensor.name].fill(0)
+        return True
 
 
 class BaseSession:
@@ -231,3 +243,10 @@ def checked_limit(timeout: Timeout) -> float | None:
     """A timeout that was given; `UsageError` if it is none."""
     assert not isinstance(timeout, Default)
     return check_timeout(timeout)
+
+
+def checked_inputs(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the short form was given; `UsageError` if it has no names."""
+    if isinstance(inputs, Mapping):
+        return inputs
+    raise UsageError(f"inputs is a {type(inputs).__name__}: give {{name: array}}.")

@@ -1,0 +1,267 @@
+"""Waiting in an event loop: for slots, and for replies.
+
+Owns the one descriptor that an event loop watches for all connections of a session, the
+futures that its tasks await, and the threads for what cannot be done without waiting.
+Refuses to decide what a reply means (`exchange`). Belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from .blocking import STEP_PAUSE, BlockingShell
+from .board import Board
+from .errors import RequestLost
+from .exchange import Answer, Exchange, Verdict
+from .flights import Flight, Timetable
+from .futures import Kept
+from .leases import BaseLease
+from .options import RequestOptions
+from .pool import SlotPool, Waiter
+from .slots import Holder, Slot
+from .timing import Deadline
+from .transport import timed_out
+
+T = TypeVar("T")
+
+# Connecting, registering and growing are rare, and hardly keep a processor busy.
+_THREADS = 4
+
+
+class TaskWaiter(Waiter):
+    """One caller, in a task, that waits for a slot in turn."""
+
+    __slots__ = ("_event", "_loop", "_thread")
+
+    def __init__(self, holder: Holder, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(holder)
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._event = asyncio.Event()
+
+    def open_gate(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._event.set()
+            return
+        # Of a loop that was closed no task waits any more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def pass_gate(self, timeout: float | None) -> None:
+        """Return when the gate has been opened, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        self._event.clear()
+
+
+class Landing(Flight):
+    """A request in flight whose outcome a task awaits."""
+
+    __slots__ = ("outcome",)
+    outcome: asyncio.Future[Answer | Verdict | RequestLost]
+
+
+class AsyncShell:
+    """Carries out what `exchange` decides, and lets the event loop go on meanwhile."""
+
+    def __init__(
+        self,
+        shell: BlockingShell,
+        exchange: Exchange,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.loop = loop
+        self._thread = threading.get_ident()
+        self._shell = shell
+        self._exchange = exchange
+        self._flying: set[Landing] = set()
+        self._timetable = Timetable()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closing = False
+        self._is_closed = False
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shmlane")
+        self._board: Board[Landing] = Board()
+        loop.add_reader(self._board.fileno(), self._take_in)
+
+    # --- slots ------------------------------------------------------------------------
+
+    async def acquire(
+        self, pool: SlotPool, holder: Holder, timeout: float | None
+    ) -> None:
+        """As `SlotPool.acquire`, for a task."""
+        if pool.take_if_open(holder):
+            return
+        deadline = Deadline(timeout)
+        waiter = TaskWaiter(holder, self.loop)
+        try:
+            pool.join_queue(waiter)
+            await waiter.pass_gate(timeout)
+            if pool.is_sent(waiter):
+                await self.run(functools.partial(pool.run_errand, waiter))
+                if not waiter.is_served:
+                    await waiter.pass_gate(deadline.remaining)
+        finally:
+            pool.leave_queue(waiter)
+        pool.check_served(waiter, timeout)
+
+    # --- one inference ----------------------------------------------------------------
+
+    async def infer(
+        self,
+        lease: BaseLease,
+        slot: Slot,
+        given: int,
+        limit: float | None,
+        options: RequestOptions | None,
+    ) -> Answer:
+        """Send, await the reply; whatever is raised, the slot's holds tell the truth.
+
+        Cancelled while a thread works on the slot, the lease ends, and its slot comes
+        back when that thread is done.
+        """
+        flight = Landing(slot, given, limit, options)
+        if options is not None and options.has_sequence:
+            while not self._shell.begin_step(slot, options, flight.deadline):
+                await asyncio.sleep(STEP_PAUSE)
+        if not flight.is_ready:
+            await self.run_apart(lease, self._make_ready, flight)
+        while True:
+            outcome = await self._round_trip(lease, flight)
+            if isinstance(outcome, Answer):
+                return outcome
+            await self.run_apart(lease, self._shell.repair, flight, outcome)
+
+    def _make_ready(self, flight: Flight) -> None:
+        slot, deadline = flight.slot, flight.deadline
+        self._shell.make_ready(slot, flight.given, deadline, flight.options)
+
+    async def _round_trip(
+        self, lease: BaseLease, flight: Landing
+    ) -> Answer | Verdict | RequestLost:
+        if flight.is_small:
+            is_sent = flight.send(self._exchange)
+        else:
+            is_sent = await self.run_apart(lease, flight.send, self._exchange)
+        if not is_sent:
+            return Verdict.SEND_AGAIN
+        channel = flight.slot.channel
+        assert channel is not None
+        flight.outcome = self.loop.create_future()
+        self._board.expect(channel, flight)
+        self._flying.add(flight)
+        if flight.when < self._timetable.next:
+            self._timetable.note(flight)
+            self._set_timer()
+        try:
+            return await flight.outcome
+        except asyncio.CancelledError:
+            # Whatever comes now is late, and not for this loop to read.
+            self._board.forget(flight)
+            raise
+        finally:
+            self._flying.discard(flight)
+            if self._is_closing:
+                self._close_if_idle()
+
+    def _take_in(self) -> None:
+        """The loop found that something has come."""
+        for flight in self._board.wait(0):
+            outcome = flight.outcome
+            if outcome.done():
+                # Cancelled, or its time is up: the task has yet to see it.
+                continue
+            try:
+                landed = flight.receive(self._exchange)
+            except RequestLost as error:
+                outcome.set_result(error)
+            except Exception as error:
+                outcome.set_exception(error)
+            else:
+                if landed is None:
+                    self._expect_more(flight)
+                else:
+                    outcome.set_result(landed)
+
+    def _expect_more(self, flight: Landing) -> None:
+        channel = flight.slot.channel
+        assert channel is not None
+        self._board.expect(channel, flight)
+
+    # --- time limits ------------------------------------------------------------------
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if (remaining := self._timetable.remaining) is not None:
+            self._timer = self.loop.call_later(remaining, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        for flight in self._timetable.overdue(self._flying):
+            self._board.forget(flight)
+            if not flight.outcome.done():
+                flight.outcome.set_exception(timed_out(flight.limit))
+        self._set_timer()
+
+    # --- what may wait ----------------------------------------------------------------
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """`work` in a thread; once it runs, nothing ends it early."""
+        return await asyncio.wrap_future(self._threads.submit(work), loop=self.loop)
+
+    async def run_apart(
+        self, lease: BaseLease, work: Callable[..., T], *arguments: Any
+    ) -> T:
+        """`work` on the slot of `lease` in a thread, which has it until it is done."""
+        future = self._threads.submit(work, *arguments)
+        try:
+            return await asyncio.wrap_future(future, loop=self.loop)
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                self._leave_to(future, lease)
+            raise
+
+    @staticmethod
+    def _leave_to(future: Future[Any], lease: BaseLease) -> None:
+        """Have the slot given back by the thread that works on it, once it is done."""
+        kept = Kept(lease._host)
+        kept.take_over(lease)
+        lease._slot = None
+        future.add_done_callback(lambda _: kept.release())
+
+    # --- the end ----------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Leave the loop once nothing is in flight any more."""
+        self._is_closing = True
+        self._close_if_idle()
+
+    def close_from_anywhere(self) -> None:
+        """As `close`, of a session that was dropped; also from another thread."""
+        if threading.get_ident() == self._thread:
+            self.close()
+            return
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.close)
+
+    def _close_if_idle(self) -> None:
+        if self._flying or self._is_closed:
+            return
+        self._is_closed = True
+        self._threads.shutdown(wait=False)
+        if self._timer is not None:
+            self._timer.cancel()
+        # A loop that was closed watches nothing any more.
+        with contextlib.suppress(RuntimeError):
+            self.loop.remove_reader(self._board.fileno())
+        self._board.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncShell with {len(self._flying)} in flight>"

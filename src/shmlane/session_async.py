@@ -1,0 +1,357 @@
+"""The asynchronous session: one model on one server, for the tasks of an event loop.
+
+Owns what tasks may do when, and what they get; everything but the waiting is what a
+blocking session does, with the same words. Refuses to work in two event loops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Generator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from .asynchronous import AsyncShell
+from .engine import Engine
+from .errors import (
+    LeaseBusy,
+    LeaseExpired,
+    LeaseTimeout,
+    ModelNotReady,
+    ServerUnreachable,
+    ShmlaneError,
+    UsageError,
+)
+from .leases import Result
+from .metadata import Array, ModelMetadata
+from .options import RequestOptions
+from .session_base import (
+    BaseSession,
+    SendingLease,
+    State,
+    checked_inputs,
+    checked_limit,
+)
+from .slots import Slot
+from .timing import DEFAULT, Deadline, Timeout, check_timeout
+
+_OPEN_PAUSE = 0.05
+
+
+class AsyncLease(SendingLease):
+    """The right to use one slot: fill inputs, infer, read the result in place.
+
+    `async with session.lease() as lease`, or `lease = await session.lease()` and
+    `release` in the end; until then it has no slot. Belongs to one task at a time.
+    """
+
+    __slots__ = ("_is_sending", "_limit")
+    _host: AsyncSession
+
+    def __init__(self, host: AsyncSession, limit: float | None) -> None:
+        super().__init__(host)
+        self._limit = limit
+        self._is_sending = False
+
+    async def infer(
+        self, *, timeout: Timeout = DEFAULT, options: RequestOptions | None = None
+    ) -> Result:
+        """Send the inputs that were filled in this lease and wait for the outputs.
+
+        As `Lease.infer`. Cancelling the task leaves the request in flight: the lease
+        can be released as usual, and the slot comes back with the late reply. Where a
+        connection had to be made first, the lease may have ended then.
+        """
+        slot, _, limit = self._check(timeout, options)
+        if self._is_sending:
+            raise LeaseBusy(
+                "another task infers with this lease now.",
+                hint="A lease belongs to one task at a time: take one for each.",
+            )
+        shell = self._host._shell
+        assert shell is not None
+        # Whatever was read before expires, also if this fails.
+        slot.epoch = epoch = slot.epoch + 1
+        self._is_sending = True
+        try:
+            answer = await shell.infer(self, slot, self._given, limit, options)
+        finally:
+            self._is_sending = False
+        return Result(slot, epoch, answer)
+
+    async def _take(self) -> Self:
+        if self._slot is not None or not self._hold:
+            raise UsageError(
+                f"{self!r} was begun before.", hint="Take another: session.lease()."
+            )
+        await self._host._acquire(self, self._limit)
+        self._begin()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._take().__await__()
+
+    async def __aenter__(self) -> Self:
+        return self if self._slot is not None else await self._take()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __enter__(self) -> Self:
+        if self._slot is None:
+            raise self._unusable(None)
+        return self
+
+    def _unusable(self, slot: Slot | None) -> ShmlaneError:
+        if slot is None and self._hold and self._host._why_unusable() is None:
+            return LeaseExpired(
+                "this lease has no slot yet.",
+                hint="Wait for one: async with session.lease() as lease, or"
+                " lease = await session.lease().",
+            )
+        return super()._unusable(slot)
+
+
+class AsyncSession(BaseSession):
+    """Shared memory and connections for one model on one server, for asyncio.
+
+    Takes what `Session` takes, and does what it does; whatever waits there is awaited
+    here. No thread waits for a reply, and the event loop never does: connecting,
+    registering and making memory happen in a few threads of its own.
+
+    It belongs to the event loop in which it was opened. Filling a slot takes the time
+    of a copy; `await asyncio.to_thread(lease.write, name, array)` spends that in a
+    thread, and so does growing, which `shapes=` avoids.
+    """
+
+    _shell: AsyncShell | None = None
+
+    # --- opening and closing ----------------------------------------------------------
+
+    async def open(self, *, wait: float | None = 0.0) -> AsyncSession:
+        """Ask for the model, make the memory, register it. Opening twice does nothing.
+
+        As `Session.open`. Cancelled, it leaves the session as it was, or closes it.
+        """
+        deadline = Deadline(check_timeout(wait, "wait"))
+        while True:
+            try:
+                await self._open_in_thread()
+                break
+            except (ServerUnreachable, ModelNotReady) as error:
+                if not error.retryable or deadline.has_passed:
+                    raise
+            await asyncio.sleep(_OPEN_PAUSE)
+        loop = asyncio.get_running_loop()
+        if self._shell is None:
+            engine = self._opened_engine()
+            self._shell = AsyncShell(engine.shell, engine.exchange, loop)
+        self._check_loop(self._shell)
+        return self
+
+    async def _open_in_thread(self) -> None:
+        if self._state is State.OPEN:
+            return
+        loop = asyncio.get_running_loop()
+        opening = loop.run_in_executor(None, self._open_once)
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # The thread goes on; nobody would close what it opens.
+            opening.add_done_callback(self._abandon)
+            raise
+
+    def _abandon(self, opening: asyncio.Future[None]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            _in_background(self._close_at_once)
+
+    def _close_at_once(self) -> None:
+        self._begin_to_close()
+        self._end(wait=False)
+
+    async def close(self, *, wait: bool = True) -> None:
+        """Hand out no more leases, unregister, remove the memory. Twice does nothing.
+
+        As `Session.close`. Tasks that wait for replies get them meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, self._begin_to_close)
+            await loop.run_in_executor(None, functools.partial(self._end, wait=wait))
+        finally:
+            if self._shell is not None:
+                self._shell.close()
+
+    async def __aenter__(self) -> AsyncSession:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # --- use --------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> ModelMetadata:
+        """What the server says about the model; only an opened session knows."""
+        return self._opened_engine().metadata
+
+    def lease(self, *, timeout: Timeout = DEFAULT) -> AsyncLease:
+        """A free slot for this caller, waiting for at most `timeout` seconds.
+
+        `async with session.lease() as lease`, or `lease = await session.lease()`. As
+        `Session.lease` otherwise.
+        """
+        limit = self._timeouts.lease
+        if timeout is not DEFAULT:
+            limit = checked_limit(timeout)
+        return AsyncLease(self, limit)
+
+    async def infer(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        timeout: Timeout = DEFAULT,
+        cast: bool = False,
+        options: RequestOptions | None = None,
+    ) -> dict[str, Array]:
+        """The short form: copy inputs in, infer, copy outputs out.
+
+        As `Session.infer`.
+        """
+        checked_inputs(inputs)
+        deadline = None
+        if timeout is not DEFAULT:
+            deadline = Deadline(checked_limit(timeout))
+        async with self.lease(
+            timeout=DEFAULT if deadline is None else deadline.remaining
+        ) as lease:
+            await self._fill(lease, inputs, cast=cast)
+            left = DEFAULT if deadline is None else deadline.remaining
+            result = await lease.infer(timeout=left, options=options)
+            return result._take()
+
+    async def warmup(self) -> None:
+        """Connect every free slot, and run the model once on each with zeros.
+
+        As `Session.warmup`, all at once.
+        """
+        engine = await self._ensure_open()
+        leases: list[AsyncLease] = []
+        try:
+            while engine.pool.take(lease := self.lease()):
+                leases.append(lease)
+                lease._begin()
+            await asyncio.gather(*(self._warm(engine, lease) for lease in leases))
+        finally:
+            for lease in leases:
+                lease.release()
+
+    async def _warm(self, engine: Engine, lease: AsyncLease) -> None:
+        if lease._zero():
+            await lease.infer()
+            return
+        assert self._shell is not None
+        assert lease._slot is not None
+        limit = Deadline(self._timeouts.infer)
+        connect = functools.partial(engine.shell.make_ready, lease._slot, 0, limit)
+        await self._shell.run_apart(lease, connect)
+
+    async def _fill(
+        self, lease: AsyncLease, inputs: Mapping[str, Any], *, cast: bool
+    ) -> None:
+        """Write all inputs; in a thread where a block has to grow for one."""
+
+        def fill() -> None:
+            for name, array in inputs.items():
+                lease._lend(name, array, cast=cast)
+
+        slot = lease._slot
+        assert self._shell is not None
+        assert slot is not None
+        if all(_fits(slot, name, array) for name, array in inputs.items()):
+            fill()
+        else:
+            await self._shell.run_apart(lease, fill)
+
+    # --- what leases ask for ----------------------------------------------------------
+
+    async def _acquire(self, lease: AsyncLease, limit: float | None) -> None:
+        shell = self._shell
+        engine = self._engine
+        if shell is None or engine is None or self._state is not State.OPEN:
+            engine = await self._ensure_open()
+            shell = self._shell
+            assert shell is not None
+        self._check_loop(shell)
+        try:
+            await shell.acquire(engine.pool, lease, limit)
+        except LeaseTimeout:
+            engine.receiver.nudge()
+            raise
+        except BaseException:
+            # Cancelled when it had been served.
+            lease.release()
+            raise
+
+    def _take_back(self, engine: Engine) -> None:
+        # The server is asked, which takes time.
+        _in_background(engine.take_back)
+
+    # --- state ------------------------------------------------------------------------
+
+    async def _ensure_open(self) -> Engine:
+        if self._state is not State.OPEN or self._shell is None:
+            await self.open()
+        return self._opened_engine()
+
+    def _opened_engine(self) -> Engine:
+        if self._engine is None:
+            raise UsageError(
+                f"{self!r} has to be opened first.",
+                hint="Use it in an async with block, or await session.open().",
+            )
+        return self._engine
+
+    @staticmethod
+    def _check_loop(shell: AsyncShell) -> None:
+        if asyncio.get_running_loop() is not shell.loop:
+            raise UsageError(
+                "this session was opened in another event loop, which its connections"
+                " belong to.",
+                hint="Open a session of its own in each event loop.",
+            )
+
+    def __del__(self) -> None:
+        super().__del__()
+        shell = getattr(self, "_shell", None)
+        if shell is not None and self._state is not State.FORKED:
+            shell.close_from_anywhere()
+
+
+def _fits(slot: Slot, name: str, array: object) -> bool:
+    """Whether an input can be written without a step that may wait."""
+    tensor = slot.inputs.get(name)
+    return tensor is None or (
+        isinstance(array, np.ndarray) and array.nbytes <= tensor.capacity
+    )
+
+
+def _in_background(work: Callable[[], object]) -> None:
+    # Where no thread can be had, the end of the interpreter does this work.
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=work, daemon=True).start()
