@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from .engine import Engine
 from .errors import LeaseTimeout, ModelNotReady, ServerUnreachable, UsageError
@@ -22,6 +22,7 @@ from .leases import Result
 from .metadata import Array, ModelMetadata
 from .migration import LendingLease
 from .options import RequestOptions
+from .outcomes import Progress
 from .session_base import (
     BaseSession,
     SendingLease,
@@ -30,7 +31,11 @@ from .session_base import (
     checked_limit,
 )
 from .slots import Slot
+from .streams import Course, Stream, StreamPlan
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
+
+I = TypeVar("I")  # noqa: E741 - an item
+R = TypeVar("R")
 
 _OPEN_PAUSE = 0.05
 
@@ -249,6 +254,98 @@ class Session(BaseSession):
             left = DEFAULT if deadline is None else deadline.remaining
             return lease._submit(_copies, left, options)
 
+    @overload
+    def stream(
+        self,
+        items: Iterable[I],
+        *,
+        write: Callable[[Lease, I], object] | None = None,
+        read: None = None,
+        in_flight: int | None = None,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        workers: int = 0,
+        progress: Progress | None = None,
+        timeout: Timeout = DEFAULT,
+        options: RequestOptions | None = None,
+    ) -> Stream[dict[str, Array]]: ...
+    @overload
+    def stream(
+        self,
+        items: Iterable[I],
+        *,
+        write: Callable[[Lease, I], object] | None = None,
+        read: Callable[[I, Result], R],
+        in_flight: int | None = None,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        workers: int = 0,
+        progress: Progress | None = None,
+        timeout: Timeout = DEFAULT,
+        options: RequestOptions | None = None,
+    ) -> Stream[R]: ...
+    def stream(
+        self,
+        items: Iterable[I],
+        *,
+        write: Callable[[Lease, I], object] | None = None,
+        read: Callable[[I, Result], Any] | None = None,
+        in_flight: int | None = None,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        workers: int = 0,
+        progress: Progress | None = None,
+        timeout: Timeout = DEFAULT,
+        options: RequestOptions | None = None,
+    ) -> Stream[Any]:
+        """Infer for each of `items`, with many requests in flight, from this thread.
+
+        items: any iterable, also without an end: no more are fetched than are needed.
+        write: fills a lease from an item; by default items are {name: array}.
+        read: makes of an item and its Result, which expires then, what is handed out;
+            by default copies of all outputs, {name: array}.
+        in_flight: how many requests at once; by default as many as there are slots.
+        ordered: hand out results in the order of the items, else as they come.
+        return_exceptions: hand out errors in the place of results. Otherwise the first
+            one is raised when its turn comes, and ends the stream.
+        workers: so many threads run `write` and `read`, for preprocessing that takes
+            time without the GIL; with 0 this thread does.
+        progress: called as progress(done, total) with each result; total is None where
+            items have no length.
+        timeout: seconds for each inference, from the moment that its inputs are filled.
+
+        Requests are sent and replies read while results are asked for, and at no other
+        time. Leaving the loop early, or `close`, leaves the slots in flight to come
+        back with their late replies. Raises `UsageError`, and what `lease`, `write`,
+        `read` and `Lease.infer` raise.
+        """
+        plan = StreamPlan(
+            items,
+            slots=self._settings.slots,
+            write=write,
+            read=read,
+            in_flight=in_flight,
+            ordered=ordered,
+            return_exceptions=return_exceptions,
+            workers=workers,
+            progress=progress,
+            timeout=timeout,
+            options=options,
+        )
+        engine = self._ensure_open()
+        course = Course(plan, self, engine.shell, engine.exchange)
+        return Stream(course.run(), plan.outcomes)
+
+    def _take_lease(self, *, wait: bool) -> Lease | None:
+        """A lease for a stream; None if there is none at once and it must not wait."""
+        if wait:
+            return self.lease()
+        lease = Lease(self)
+        if not self._ensure_open().pool.take_if_open(lease):
+            return None
+        lease._begin()
+        return lease
+
     def warmup(self) -> None:
         """Connect every free slot, and run the model once on each with zeros.
 
@@ -273,6 +370,13 @@ class Session(BaseSession):
             return
         assert lease._slot is not None
         engine.shell.make_ready(lease._slot, 0, Deadline(self._timeouts.infer))
+
+    @staticmethod
+    def _check_lease(
+        lease: Lease, timeout: Timeout, options: RequestOptions | None
+    ) -> tuple[Slot, float | None]:
+        slot, _, limit = lease._check(timeout, options)
+        return slot, limit
 
     def _ensure_open(self) -> Engine:
         if self._state is not State.OPEN:

@@ -1,0 +1,104 @@
+"""What has become of the items of a stream, until it is asked for.
+
+Owns the order in which results leave, how many may wait to, and when an error is
+raised. Refuses to know how results are made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+Progress = Callable[[int, int | None], object]
+
+# Beside those in flight, as many again may wait behind one that is slow.
+_WINDOW = 2
+
+
+class _Failure:
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Outcomes(Generic[T]):
+    """Results that were made, in the order in which they are to leave.
+
+    in_flight: how many are made at once. total: of all items, None if nobody knows.
+    """
+
+    def __init__(
+        self,
+        in_flight: int,
+        *,
+        ordered: bool,
+        return_exceptions: bool,
+        progress: Progress | None,
+        total: int | None,
+    ) -> None:
+        self.taken = 0
+        self.failed = 0
+        self.total = total
+        self._begun = 0
+        self._window = _WINDOW * in_flight
+        self._ordered = ordered
+        self._return_exceptions = return_exceptions
+        self._progress = progress
+        # Of an ordered stream, those that came before their turn.
+        self._early: dict[int, T | _Failure] = {}
+        self._ready: deque[T | _Failure] = deque()
+        self._next = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing may be begun before something is taken."""
+        return self._begun - self.taken >= self._window
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether something can be taken."""
+        return bool(self._ready)
+
+    def begin(self) -> int:
+        """The number of the next item."""
+        number = self._begun
+        self._begun += 1
+        return number
+
+    def finish(self, number: int, result: T) -> None:
+        self._put(number, result)
+
+    def fail(self, number: int, error: Exception) -> None:
+        self.failed += 1
+        error.add_note(f"This is what became of item {number} of the stream.")
+        self._put(number, _Failure(error))
+
+    def _put(self, number: int, outcome: T | _Failure) -> None:
+        if not self._ordered:
+            self._ready.append(outcome)
+            return
+        self._early[number] = outcome
+        while self._next in self._early:
+            self._ready.append(self._early.pop(self._next))
+            self._next += 1
+
+    def take(self) -> T | Exception:
+        """The next result; an error is raised, or returned if that was asked for."""
+        outcome = self._ready.popleft()
+        self.taken += 1
+        if self._progress is not None:
+            self._progress(self.taken, self.total)
+        if not isinstance(outcome, _Failure):
+            return outcome
+        if self._return_exceptions:
+            return outcome.error
+        raise outcome.error
+
+    def __repr__(self) -> str:
+        of = "" if self.total is None else f" of {self.total}"
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.taken}{of} done{failed}"
