@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .batches import BatchInfer
 from .endpoint import Connection
 from .errors import (
     AccessRestricted,
@@ -52,6 +53,7 @@ __all__ = [
     "AccessRestricted",
     "AsyncLease",
     "AsyncSession",
+    "BatchInfer",
     "Connection",
     "ContenderFailed",
     "ExtraMissing",
