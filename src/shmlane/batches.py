@@ -92,10 +92,14 @@ class BatchInfer:
         kept = self._kept(batch)
         outputs = self._outputs or {name: name for name in metadata.outputs}
         gathered = {name: Gathered(metadata.outputs[name], rows) for name in outputs}
-        for request in self._requests(columns, rows, metadata):
-            with session.lease() as lease:
-                request.write(lease)
-                request.read(lease.infer(), gathered)
+        with session.stream(
+            self._requests(columns, rows, metadata),
+            write=lambda lease, request: request.write(lease),
+            read=lambda request, result: request.read(result, gathered),
+            ordered=False,
+        ) as stream:
+            for _ in stream:
+                pass
         return kept | {
             column: gathered[name].array() for name, column in outputs.items()
         }
