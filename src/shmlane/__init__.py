@@ -38,13 +38,16 @@ from .errors import (
     WireFallback,
 )
 from .futures import OwnedResult
+from .lease_async import AsyncLease
 from .leases import Result
 from .metadata import ModelMetadata, TensorSpec
 from .options import RequestOptions
 from .regions import RegionOptions
 from .session import Lease, Session
-from .session_async import AsyncLease, AsyncSession
+from .session_async import AsyncSession
 from .stats import SessionStats
+from .streams import Stream
+from .streams_async import AsyncStream
 from .timing import Timeouts
 
 __version__ = "0.1.0"
@@ -53,6 +56,7 @@ __all__ = [
     "AccessRestricted",
     "AsyncLease",
     "AsyncSession",
+    "AsyncStream",
     "BatchInfer",
     "Connection",
     "ContenderFailed",
@@ -87,6 +91,7 @@ __all__ = [
     "SessionStats",
     "SharedMemoryDisabled",
     "ShmlaneError",
+    "Stream",
     "TensorMismatch",
     "TensorSpec",
     "Timeouts",

@@ -217,10 +217,14 @@ class AsyncShell:
         return await asyncio.wrap_future(self._threads.submit(work), loop=self.loop)
 
     async def run_apart(
-        self, lease: BaseLease, work: Callable[..., T], *arguments: Any
+        self,
+        lease: BaseLease,
+        work: Callable[..., T],
+        *arguments: Any,
+        threads: ThreadPoolExecutor | None = None,
     ) -> T:
         """`work` on the slot of `lease` in a thread, which has it until it is done."""
-        future = self._threads.submit(work, *arguments)
+        future = (threads or self._threads).submit(work, *arguments)
         try:
             return await asyncio.wrap_future(future, loop=self.loop)
         except asyncio.CancelledError:

@@ -54,6 +54,13 @@ class Outcomes(Generic[T]):
         self._next = 0
 
     @property
+    def length(self) -> int:
+        """How many results there will be; `TypeError` if nobody knows."""
+        if self.total is None:
+            raise TypeError("this stream has no length: its items have none")
+        return self.total
+
+    @property
     def is_full(self) -> bool:
         """Whether nothing may be begun before something is taken."""
         return self._begun - self.taken >= self._window

@@ -31,7 +31,8 @@ from .session_base import (
     checked_limit,
 )
 from .slots import Slot
-from .streams import Course, Stream, StreamPlan
+from .stream_plan import StreamPlan
+from .streams import Course, Stream
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
 
 I = TypeVar("I")  # noqa: E741 - an item
@@ -333,7 +334,7 @@ class Session(BaseSession):
             options=options,
         )
         engine = self._ensure_open()
-        course = Course(plan, self, engine.shell, engine.exchange)
+        course = Course(plan, items, self, engine.shell, engine.exchange)
         return Stream(course.run(), plan.outcomes)
 
     def _take_lease(self, *, wait: bool) -> Lease | None:

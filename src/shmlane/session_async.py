@@ -10,119 +10,47 @@ import asyncio
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import (
+    AsyncIterable,
+    Callable,
+    Iterable,
+    Mapping,
+)
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from .asynchronous import AsyncShell
 from .engine import Engine
 from .errors import (
-    LeaseBusy,
-    LeaseExpired,
     LeaseTimeout,
     ModelNotReady,
     ServerUnreachable,
-    ShmlaneError,
     UsageError,
 )
+from .lease_async import AsyncHost, AsyncLease
 from .leases import Result
 from .metadata import Array, ModelMetadata
 from .options import RequestOptions
+from .outcomes import Progress
 from .session_base import (
-    BaseSession,
-    SendingLease,
     State,
     checked_inputs,
     checked_limit,
 )
 from .slots import Slot
+from .stream_plan import StreamPlan
+from .streams_async import AsyncCourse, AsyncStream
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
+
+I = TypeVar("I")  # noqa: E741 - an item
+R = TypeVar("R")
 
 _OPEN_PAUSE = 0.05
 
 
-class AsyncLease(SendingLease):
-    """The right to use one slot: fill inputs, infer, read the result in place.
-
-    `async with session.lease() as lease`, or `lease = await session.lease()` and
-    `release` in the end; until then it has no slot. Belongs to one task at a time.
-    """
-
-    __slots__ = ("_is_sending", "_limit")
-    _host: AsyncSession
-
-    def __init__(self, host: AsyncSession, limit: float | None) -> None:
-        super().__init__(host)
-        self._limit = limit
-        self._is_sending = False
-
-    async def infer(
-        self, *, timeout: Timeout = DEFAULT, options: RequestOptions | None = None
-    ) -> Result:
-        """Send the inputs that were filled in this lease and wait for the outputs.
-
-        As `Lease.infer`. Cancelling the task leaves the request in flight: the lease
-        can be released as usual, and the slot comes back with the late reply. Where a
-        connection had to be made first, the lease may have ended then.
-        """
-        slot, _, limit = self._check(timeout, options)
-        if self._is_sending:
-            raise LeaseBusy(
-                "another task infers with this lease now.",
-                hint="A lease belongs to one task at a time: take one for each.",
-            )
-        shell = self._host._shell
-        assert shell is not None
-        # Whatever was read before expires, also if this fails.
-        slot.epoch = epoch = slot.epoch + 1
-        self._is_sending = True
-        try:
-            answer = await shell.infer(self, slot, self._given, limit, options)
-        finally:
-            self._is_sending = False
-        return Result(slot, epoch, answer)
-
-    async def _take(self) -> Self:
-        if self._slot is not None or not self._hold:
-            raise UsageError(
-                f"{self!r} was begun before.", hint="Take another: session.lease()."
-            )
-        await self._host._acquire(self, self._limit)
-        self._begin()
-        return self
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._take().__await__()
-
-    async def __aenter__(self) -> Self:
-        return self if self._slot is not None else await self._take()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
-
-    def __enter__(self) -> Self:
-        if self._slot is None:
-            raise self._unusable(None)
-        return self
-
-    def _unusable(self, slot: Slot | None) -> ShmlaneError:
-        if slot is None and self._hold and self._host._why_unusable() is None:
-            return LeaseExpired(
-                "this lease has no slot yet.",
-                hint="Wait for one: async with session.lease() as lease, or"
-                " lease = await session.lease().",
-            )
-        return super()._unusable(slot)
-
-
-class AsyncSession(BaseSession):
+class AsyncSession(AsyncHost):
     """Shared memory and connections for one model on one server, for asyncio.
 
     Takes what `Session` takes, and does what it does; whatever waits there is awaited
@@ -133,8 +61,6 @@ class AsyncSession(BaseSession):
     of a copy; `await asyncio.to_thread(lease.write, name, array)` spends that in a
     thread, and so does growing, which `shapes=` avoids.
     """
-
-    _shell: AsyncShell | None = None
 
     # --- opening and closing ----------------------------------------------------------
 
@@ -245,6 +171,111 @@ class AsyncSession(BaseSession):
             result = await lease.infer(timeout=left, options=options)
             return result._take()
 
+    async def submit(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        timeout: Timeout = DEFAULT,
+        cast: bool = False,
+        options: RequestOptions | None = None,
+    ) -> asyncio.Task[dict[str, Array]]:
+        """As `infer`, begun at once in a task of its own, which is what is returned.
+
+        It waits for a free slot first, as `Session.submit` does, so that no more tasks
+        are made than there are slots. Cancelling the task is always safe.
+        """
+        checked_inputs(inputs)
+        deadline = None
+        if timeout is not DEFAULT:
+            deadline = Deadline(checked_limit(timeout))
+        lease = await self.lease(
+            timeout=DEFAULT if deadline is None else deadline.remaining
+        )
+        try:
+            await self._fill(lease, inputs, cast=cast, is_lent=False)
+            left = DEFAULT if deadline is None else deadline.remaining
+            return lease._submit_copies(left, options)
+        except BaseException:
+            lease.release()
+            raise
+
+    @overload
+    def stream(
+        self,
+        items: Iterable[I] | AsyncIterable[I],
+        *,
+        write: Callable[[AsyncLease, I], object] | None = None,
+        read: None = None,
+        in_flight: int | None = None,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        workers: int = 0,
+        progress: Progress | None = None,
+        timeout: Timeout = DEFAULT,
+        options: RequestOptions | None = None,
+    ) -> AsyncStream[dict[str, Array]]: ...
+    @overload
+    def stream(
+        self,
+        items: Iterable[I] | AsyncIterable[I],
+        *,
+        write: Callable[[AsyncLease, I], object] | None = None,
+        read: Callable[[I, Result], R],
+        in_flight: int | None = None,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        workers: int = 0,
+        progress: Progress | None = None,
+        timeout: Timeout = DEFAULT,
+        options: RequestOptions | None = None,
+    ) -> AsyncStream[R]: ...
+    def stream(
+        self,
+        items: Iterable[I] | AsyncIterable[I],
+        *,
+        write: Callable[[AsyncLease, I], object] | None = None,
+        read: Callable[[I, Result], Any] | None = None,
+        in_flight: int | None = None,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+        workers: int = 0,
+        progress: Progress | None = None,
+        timeout: Timeout = DEFAULT,
+        options: RequestOptions | None = None,
+    ) -> AsyncStream[Any]:
+        """Infer for each of `items`, with many requests in flight: `async for`.
+
+        As `Session.stream`. Items may come from an asynchronous iterable; `write` and
+        `read` are plain functions, which `workers` threads keep out of the event loop.
+        Requests go on while the loop runs, until as many results wait to be asked for
+        as there are slots.
+        """
+        plan: StreamPlan[AsyncLease, I, Any] = StreamPlan(
+            items,
+            slots=self._settings.slots,
+            write=write,
+            read=read,
+            in_flight=in_flight,
+            ordered=ordered,
+            return_exceptions=return_exceptions,
+            workers=workers,
+            progress=progress,
+            timeout=timeout,
+            options=options,
+        )
+        return AsyncStream(AsyncCourse(plan, items, self).run(), plan.outcomes)
+
+    async def _begin_lease(self) -> tuple[AsyncLease, AsyncShell]:
+        lease = await self.lease()
+        assert self._shell is not None
+        return lease, self._shell
+
+    @staticmethod
+    async def _infer_item(
+        lease: AsyncLease, plan: StreamPlan[AsyncLease, Any, Any]
+    ) -> Result:
+        return await lease.infer(timeout=plan.timeout, options=plan.options)
+
     async def warmup(self) -> None:
         """Connect every free slot, and run the model once on each with zeros.
 
@@ -272,13 +303,22 @@ class AsyncSession(BaseSession):
         await self._shell.run_apart(lease, connect)
 
     async def _fill(
-        self, lease: AsyncLease, inputs: Mapping[str, Any], *, cast: bool
+        self,
+        lease: AsyncLease,
+        inputs: Mapping[str, Any],
+        *,
+        cast: bool,
+        is_lent: bool = True,
     ) -> None:
-        """Write all inputs; in a thread where a block has to grow for one."""
+        """Write all inputs; in a thread where a block has to grow for one.
+
+        is_lent: the caller waits, so that its arrays can be sent from where they lie.
+        """
+        write = lease._lend if is_lent else lease.write
 
         def fill() -> None:
             for name, array in inputs.items():
-                lease._lend(name, array, cast=cast)
+                write(name, array, cast=cast)
 
         slot = lease._slot
         assert self._shell is not None

@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from .blocking import BlockingShell
 from .board import Board
-from .errors import RequestLost, UsageError
+from .errors import RequestLost
 from .exchange import Answer, Exchange, Verdict
 from .flights import Flight, Timetable
 from .leases import BaseLease, Result
-from .metadata import Array
 from .options import RequestOptions
-from .outcomes import Outcomes, Progress
+from .outcomes import Outcomes
 from .slots import Slot
+from .stream_plan import StreamPlan
 from .timing import Timeout
 from .transport import timed_out
+from .workshop import Workshop
 
 L = TypeVar("L", bound=BaseLease)
 I = TypeVar("I")  # noqa: E741 - an item
@@ -37,49 +36,6 @@ R = TypeVar("R")
 _SLOW_SOURCE = 1e-3
 # Between two results that are asked for, replies are looked for after so long.
 _LOOK_AGAIN = 1e-4
-
-
-class StreamPlan(Generic[L, I, R]):
-    """How a stream is to run: its arguments, checked.
-
-    total: how many items there are, None if nobody knows.
-    """
-
-    def __init__(
-        self,
-        items: Iterable[I],
-        *,
-        slots: int,
-        write: Callable[[L, I], object] | None,
-        read: Callable[[I, Result], R] | None,
-        in_flight: int | None,
-        ordered: bool,
-        return_exceptions: bool,
-        workers: int,
-        progress: Progress | None,
-        timeout: Timeout,
-        options: RequestOptions | None,
-    ) -> None:
-        self.items = items
-        self.write: Callable[[L, Any], object] = write or _write_all
-        self.read: Callable[[Any, Result], Any] = read or _copy
-        self.in_flight = _checked_in_flight(in_flight, slots)
-        self.workers = _checked_count("workers", workers, least=0)
-        self.timeout = timeout
-        self.options = options
-        self.outcomes: Outcomes[R] = Outcomes(
-            self.in_flight,
-            ordered=ordered,
-            return_exceptions=return_exceptions,
-            progress=progress,
-            total=len(items) if isinstance(items, Sized) else None,
-        )
-        if options is not None and options.has_sequence:
-            raise UsageError(
-                "the steps of a sequence cannot be a stream: each has to wait for the"
-                " one before.",
-                hint="Use lease.infer(options=...) for each step.",
-            )
 
 
 class StreamHost(Protocol[L]):
@@ -129,12 +85,10 @@ class Stream(Iterator[R]):
 
     def __next__(self) -> R:
         # An error is there only if it was asked for.
-        return next(self._run)  # type: ignore[return-value]
+        return cast(R, next(self._run))
 
     def __len__(self) -> int:
-        if self._outcomes.total is None:
-            raise TypeError("this stream has no length: its items have none")
-        return self._outcomes.total
+        return self._outcomes.length
 
     def __length_hint__(self) -> int:
         return max(0, (self._outcomes.total or 0) - self._outcomes.taken)
@@ -177,6 +131,7 @@ class Course(Generic[L, I, R]):
     def __init__(
         self,
         plan: StreamPlan[L, I, R],
+        items: Iterable[I],
         host: StreamHost[L],
         shell: BlockingShell,
         exchange: Exchange,
@@ -186,7 +141,7 @@ class Course(Generic[L, I, R]):
         self._host = host
         self._shell = shell
         self._exchange = exchange
-        self._source: Iterator[I] = iter(plan.items)
+        self._source: Iterator[I] = iter(items)
         # An item that has been fetched and waits for a slot.
         self._waiting: deque[I] = deque()
         self._is_exhausted = False
@@ -195,14 +150,14 @@ class Course(Generic[L, I, R]):
         self._flying: dict[Passage[L], Passage[L]] = {}
         self._timetable = Timetable()
         self._board: Board[Passage[L]]
-        self._workshop: _Workshop | None = None
+        self._workshop: Workshop | None = None
 
     def run(self) -> Generator[R | Exception, None, None]:
         """Begins nothing, and needs no descriptor, before the first is asked for."""
         with contextlib.closing(Board[Passage[L]]()) as self._board:
             try:
-                if self._plan.workers:
-                    self._workshop = _Workshop(self._plan.workers, self._board)
+                if (threads := self._plan.threads()) is not None:
+                    self._workshop = Workshop(threads, self._board)
                 yield from self._results()
             finally:
                 self._abandon()
@@ -371,91 +326,3 @@ class Course(Generic[L, I, R]):
         for passage in list(self._flying):
             passage.lease.release()
         self._flying.clear()
-
-
-class _Workshop:
-    """Threads that fill slots and read results, for one stream.
-
-    busy: how many pieces of work are not finished yet.
-    """
-
-    def __init__(self, threads: int, board: Board[Any]) -> None:
-        self.busy = 0
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shmlane-stream")
-        self._board = board
-        self._leases: dict[Future[object], BaseLease] = {}
-        self._ended: deque[
-            tuple[Future[object], Callable[[Exception | None], object]]
-        ] = deque()
-
-    def do(
-        self,
-        work: Callable[[], object],
-        then: Callable[[Exception | None], object],
-        lease: BaseLease,
-    ) -> None:
-        """`work` in a thread, which has `lease` meanwhile; `then` in `finish`."""
-        future = self._threads.submit(work)
-        self._leases[future] = lease
-        self.busy += 1
-
-        def ended(future: Future[object]) -> None:
-            self._ended.append((future, then))
-            self._board.ring()
-
-        future.add_done_callback(ended)
-
-    def finish(self) -> None:
-        """Go on with what the threads have done."""
-        while self._ended:
-            future, then = self._ended.popleft()
-            del self._leases[future]
-            self.busy -= 1
-            error = future.exception()
-            if error is not None and not isinstance(error, Exception):
-                raise error
-            then(error)
-
-    def close(self) -> None:
-        """Wait for work that was begun, then give back its leases."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for lease in self._leases.values():
-            lease.release()
-
-
-def _write_all(lease: BaseLease, item: object) -> None:
-    if not hasattr(item, "items"):
-        raise UsageError(
-            f"an item of the stream is a {type(item).__name__}, not {{name: array}}.",
-            hint="Say how it fills the inputs: stream(items, write=function), called"
-            " with a lease and the item.",
-        )
-    for name, array in item.items():
-        lease.write(name, array)
-
-
-def _copy(_item: object, result: Result) -> dict[str, Array]:
-    return result._take()
-
-
-def _checked_in_flight(in_flight: int | None, slots: int) -> int:
-    count = slots if in_flight is None else _checked_count("in_flight", in_flight)
-    if count > slots:
-        raise UsageError(
-            f"in_flight={count}: the session has {slots} slots, and each request in"
-            " flight needs one.",
-            hint=f"Give the session more: Session(..., slots={count}).",
-            in_flight=count,
-            slots=slots,
-        )
-    return count
-
-
-def _checked_count(name: str, value: int, *, least: int = 1) -> int:
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = least - 1
-    if count < least:
-        raise UsageError(f"{name}={value!r}: give a whole number, {least} or more.")
-    return count

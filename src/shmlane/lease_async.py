@@ -1,0 +1,158 @@
+"""What a task holds: a lease on a slot's inputs, whose replies are awaited.
+
+Owns when such a lease begins, and that one request at a time goes out with it. Refuses
+to make sessions; its own is `session_async`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Self
+
+from .asynchronous import AsyncShell
+from .errors import LeaseBusy, LeaseExpired, ShmlaneError, UsageError
+from .exchange import Answer
+from .futures import Kept, OwnedResult
+from .leases import Result
+from .metadata import Array
+from .options import RequestOptions
+from .session_base import BaseSession, SendingLease
+from .slots import Slot
+from .timing import DEFAULT, Timeout
+
+
+class AsyncHost(BaseSession):
+    """What such a lease asks of its session."""
+
+    _shell: AsyncShell | None = None
+
+    async def _acquire(self, lease: AsyncLease, limit: float | None) -> None:
+        raise NotImplementedError
+
+
+class AsyncLease(SendingLease):
+    """The right to use one slot: fill inputs, infer, read the result in place.
+
+    `async with session.lease() as lease`, or `lease = await session.lease()` and
+    `release` in the end; until then it has no slot. Belongs to one task at a time.
+    """
+
+    __slots__ = ("_is_sending", "_limit")
+    _host: AsyncHost
+
+    def __init__(self, host: AsyncHost, limit: float | None) -> None:
+        super().__init__(host)
+        self._limit = limit
+        self._is_sending = False
+
+    async def infer(
+        self, *, timeout: Timeout = DEFAULT, options: RequestOptions | None = None
+    ) -> Result:
+        """Send the inputs that were filled in this lease and wait for the outputs.
+
+        As `Lease.infer`. Cancelling the task leaves the request in flight: the lease
+        can be released as usual, and the slot comes back with the late reply. Where a
+        connection had to be made first, the lease may have ended then.
+        """
+        slot, epoch, answer = await self._send(timeout, options)
+        return Result(slot, epoch, answer)
+
+    def submit(
+        self, *, timeout: Timeout = DEFAULT, options: RequestOptions | None = None
+    ) -> asyncio.Task[OwnedResult]:
+        """Infer in a task of its own, to which the slot goes, and then to its result.
+
+        The lease ends here. Cancelling the task is always safe.
+        """
+        self._check(timeout, options)
+        other = AsyncLease(self._host, None)
+        other._given = self._given
+        other._hold.clear()
+        other._hold.append(None)
+        other._hold.extend(iter(self._hold.pop, None))
+        other._slot, self._slot = self._slot, None
+        task = asyncio.create_task(other._own(timeout, options))
+        # Also if it is cancelled before it has begun.
+        task.add_done_callback(lambda _: other.release())
+        return task
+
+    async def _own(
+        self, timeout: Timeout, options: RequestOptions | None
+    ) -> OwnedResult:
+        slot, epoch, answer = await self._send(timeout, options)
+        kept = Kept(self._host)
+        kept.take_over(self)
+        self._slot = None
+        return OwnedResult(slot, epoch, answer, kept)
+
+    def _submit_copies(
+        self, timeout: Timeout, options: RequestOptions | None
+    ) -> asyncio.Task[dict[str, Array]]:
+        """As `submit`, for copies of the outputs."""
+        task = asyncio.create_task(self._copy(timeout, options))
+        task.add_done_callback(lambda _: self.release())
+        return task
+
+    async def _copy(
+        self, timeout: Timeout, options: RequestOptions | None
+    ) -> dict[str, Array]:
+        return (await self.infer(timeout=timeout, options=options))._take()
+
+    async def _send(
+        self, timeout: Timeout, options: RequestOptions | None
+    ) -> tuple[Slot, int, Answer]:
+        slot, _, limit = self._check(timeout, options)
+        if self._is_sending:
+            raise LeaseBusy(
+                "another task infers with this lease now.",
+                hint="A lease belongs to one task at a time: take one for each.",
+            )
+        shell = self._host._shell
+        assert shell is not None
+        # Whatever was read before expires, also if this fails.
+        slot.epoch = epoch = slot.epoch + 1
+        self._is_sending = True
+        try:
+            answer = await shell.infer(self, slot, self._given, limit, options)
+        finally:
+            self._is_sending = False
+        return slot, epoch, answer
+
+    async def _take(self) -> Self:
+        if self._slot is not None or not self._hold:
+            raise UsageError(
+                f"{self!r} was begun before.", hint="Take another: session.lease()."
+            )
+        await self._host._acquire(self, self._limit)
+        self._begin()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._take().__await__()
+
+    async def __aenter__(self) -> Self:
+        return self if self._slot is not None else await self._take()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __enter__(self) -> Self:
+        if self._slot is None:
+            raise self._unusable(None)
+        return self
+
+    def _unusable(self, slot: Slot | None) -> ShmlaneError:
+        if slot is None and self._hold and self._host._why_unusable() is None:
+            return LeaseExpired(
+                "this lease has no slot yet.",
+                hint="Wait for one: async with session.lease() as lease, or"
+                " lease = await session.lease().",
+            )
+        return super()._unusable(slot)

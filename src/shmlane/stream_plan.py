@@ -1,0 +1,109 @@
+"""How a stream is to run: what callers say of it, checked.
+
+Owns the arguments that blocking and asynchronous streams take, and what holds where one
+is left out. Refuses to begin anything.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sized
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+from .errors import UsageError
+from .leases import BaseLease, Result
+from .metadata import Array
+from .options import RequestOptions
+from .outcomes import Outcomes, Progress
+from .timing import Timeout
+
+L = TypeVar("L", bound=BaseLease)
+I = TypeVar("I")  # noqa: E741 - an item
+R = TypeVar("R")
+
+
+class StreamPlan(Generic[L, I, R]):
+    """How a stream is to run: its arguments, checked.
+
+    total: how many items there are, None if nobody knows.
+    """
+
+    def __init__(
+        self,
+        items: object,
+        *,
+        slots: int,
+        write: Callable[[L, I], object] | None,
+        read: Callable[[I, Result], R] | None,
+        in_flight: int | None,
+        ordered: bool,
+        return_exceptions: bool,
+        workers: int,
+        progress: Progress | None,
+        timeout: Timeout,
+        options: RequestOptions | None,
+    ) -> None:
+        self.write: Callable[[L, Any], object] = write or _write_all
+        self.read: Callable[[Any, Result], Any] = read or _copy
+        self.in_flight = _checked_in_flight(in_flight, slots)
+        self.workers = _checked_count("workers", workers, least=0)
+        self.timeout = timeout
+        self.options = options
+        self.outcomes: Outcomes[R] = Outcomes(
+            self.in_flight,
+            ordered=ordered,
+            return_exceptions=return_exceptions,
+            progress=progress,
+            total=len(items) if isinstance(items, Sized) else None,
+        )
+        if options is not None and options.has_sequence:
+            raise UsageError(
+                "the steps of a sequence cannot be a stream: each has to wait for the"
+                " one before.",
+                hint="Use lease.infer(options=...) for each step.",
+            )
+
+    def threads(self) -> ThreadPoolExecutor | None:
+        """Threads to run `write` and `read` in, if there are to be some."""
+        if not self.workers:
+            return None
+        return ThreadPoolExecutor(self.workers, thread_name_prefix="shmlane-stream")
+
+
+def _write_all(lease: BaseLease, item: object) -> None:
+    if not hasattr(item, "items"):
+        raise UsageError(
+            f"an item of the stream is a {type(item).__name__}, not {{name: array}}.",
+            hint="Say how it fills the inputs: stream(items, write=function), called"
+            " with a lease and the item.",
+        )
+    for name, array in item.items():
+        lease.write(name, array)
+
+
+def _copy(_item: object, result: Result) -> dict[str, Array]:
+    return result._take()
+
+
+def _checked_in_flight(in_flight: int | None, slots: int) -> int:
+    count = slots if in_flight is None else _checked_count("in_flight", in_flight)
+    if count > slots:
+        raise UsageError(
+            f"in_flight={count}: the session has {slots} slots, and each request in"
+            " flight needs one.",
+            hint=f"Give the session more: Session(..., slots={count}).",
+            in_flight=count,
+            slots=slots,
+        )
+    return count
+
+
+def _checked_count(name: str, value: int, *, least: int = 1) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = least - 1
+    if count < least:
+        raise UsageError(f"{name}={value!r}: give a whole number, {least} or more.")
+    return count

@@ -1,0 +1,184 @@
+"""Many requests from one task: a stream of items for `AsyncSession`.
+
+Owns the tasks that take items one by one, each on a slot of its own. Refuses to decide
+in which order results leave (`outcomes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+)
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
+
+from .asynchronous import AsyncShell
+from .leases import BaseLease, Result
+from .outcomes import Outcomes
+from .stream_plan import StreamPlan
+
+L_co = TypeVar("L_co", bound=BaseLease, covariant=True)
+L = TypeVar("L", bound=BaseLease)
+I = TypeVar("I")  # noqa: E741 - an item
+R = TypeVar("R")
+
+
+class AsyncStream(AsyncIterator[R]):
+    """Results of a stream, made while they are awaited; see `AsyncSession.stream`.
+
+    Belongs to one task at a time. `len` tells how many results there will be, where the
+    items have a length.
+    """
+
+    def __init__(
+        self, run: AsyncGenerator[R | Exception, None], outcomes: Outcomes[R]
+    ) -> None:
+        self._run = run
+        self._outcomes = outcomes
+
+    async def __anext__(self) -> R:
+        # An error is there only if it was asked for.
+        return cast(R, await anext(self._run))
+
+    def __len__(self) -> int:
+        return self._outcomes.length
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def done(self) -> int:
+        """How many results have been handed out, errors included."""
+        return self._outcomes.taken
+
+    @property
+    def failed(self) -> int:
+        """How many items have come to an error so far."""
+        return self._outcomes.failed
+
+    async def close(self) -> None:
+        """Begin no more; slots in flight come back with their late replies."""
+        await self._run.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<AsyncStream {self._outcomes!r}>"
+
+
+class AsyncStreamHost(Protocol[L_co]):
+    """What a stream asks of its session."""
+
+    async def _begin_lease(self) -> tuple[L_co, AsyncShell]: ...
+    async def _infer_item(self, lease: Any, plan: Any) -> Result: ...
+
+
+class AsyncCourse(Generic[L, I, R]):
+    """One run of a stream, in the task that asks for its results."""
+
+    def __init__(
+        self,
+        plan: StreamPlan[L, I, R],
+        items: Iterable[I] | AsyncIterable[I],
+        host: AsyncStreamHost[L],
+    ) -> None:
+        self._plan = plan
+        self._outcomes = plan.outcomes
+        self._host = host
+        self._source = _iterate(items)
+        self._fetching = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._is_exhausted = False
+        self._threads = plan.threads()
+
+    async def run(self) -> AsyncGenerator[R | Exception, None]:
+        """Begins nothing before the first result is asked for."""
+        count = self._plan.in_flight
+        tasks = [asyncio.create_task(self._work()) for _ in range(count)]
+        outcomes = self._outcomes
+        try:
+            while outcomes.is_ready or not all(task.done() for task in tasks):
+                if outcomes.is_ready:
+                    yield outcomes.take()
+                    self._room.set()
+                else:
+                    await self._news.wait()
+                    self._news.clear()
+            for task in tasks:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
+
+    async def _work(self) -> None:
+        """Take item after item until there are none."""
+        try:
+            while (fetched := await self._fetch()) is not None:
+                number, item = fetched
+                lease, shell = await self._host._begin_lease()
+                with lease:
+                    try:
+                        value = await self._pass(lease, shell, item)
+                    except Exception as error:
+                        self._outcomes.fail(number, error)
+                    else:
+                        self._outcomes.finish(number, value)
+                self._news.set()
+        except Exception:
+            # Not of one item: of the source, or of the session.
+            self._is_exhausted = True
+            raise
+        finally:
+            self._news.set()
+
+    async def _fetch(self) -> tuple[int, I] | None:
+        async with self._fetching:
+            while self._outcomes.is_full:
+                self._room.clear()
+                await self._room.wait()
+            if self._is_exhausted:
+                return None
+            try:
+                item = await anext(self._source)
+            except StopAsyncIteration:
+                self._is_exhausted = True
+                return None
+            return self._outcomes.begin(), item
+
+    async def _pass(self, lease: L, shell: AsyncShell, item: I) -> R:
+        """What becomes of one item."""
+        plan, threads = self._plan, self._threads
+        if threads is None:
+            plan.write(lease, item)
+            result = await self._host._infer_item(lease, plan)
+            value: R = plan.read(item, result)
+            return value
+        await shell.run_apart(lease, plan.write, lease, item, threads=threads)
+        result = await self._host._infer_item(lease, plan)
+        return await shell.run_apart(lease, plan.read, item, result, threads=threads)
+
+
+async def _iterate(items: Iterable[I] | AsyncIterable[I]) -> AsyncIterator[I]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
