@@ -6,12 +6,13 @@ Refuses to know web frameworks, and to judge replies that are no answers.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -227,9 +228,11 @@ class Traffic:
             future.result()
 
 
-def leave_early(port: int, picture: Picture, *, sent: float) -> None:
-    """Send the first part of a request, 1 for all of it, and break the connection."""
+@contextlib.contextmanager
+def asking(port: int, picture: Picture, *, sent: float = 1.0) -> Iterator[None]:
+    """A client that has sent that part of a request, and leaves when the block ends."""
     body = picture.body
     head = f"POST /survey HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n"
     with socket.create_connection((HOST, port), timeout=CLIENT_TIMEOUT) as connection:
         connection.sendall(f"{head}\r\n".encode() + body[: int(len(body) * sent)])
+        yield

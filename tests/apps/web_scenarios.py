@@ -6,14 +6,17 @@ limits in `LIMITS`, and leaves it answering. Refuses to start services.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 
 from shmlane.server import TritonServer
-from tests.apps.load import Client, Picture, leave_early, load, npy
+from tests.apps.load import Client, Picture, asking, load, npy
 from tests.apps.web_service import Service
+from tests.polling import eventually
 from tests.sessions import stopped
 
 SLOTS = 4
@@ -90,7 +93,33 @@ PARTS = (0.0, 0.5, 1.0)
 
 def a_client_that_leaves_takes_no_slot_along(service: Service, sent: float) -> None:
     for number in range(3 * SLOTS):
-        leave_early(service.port, Picture(number), sent=sent)
+        with asking(service.port, Picture(number), sent=sent):
+            pass
+    answers_from_all_slots(service)
+
+
+@contextlib.contextmanager
+def all_slots_in_flight(service: Service, server: TritonServer) -> Iterator[None]:
+    """Triton hangs, and has a request from each slot; then all their clients leave."""
+    with stopped(server):
+        with contextlib.ExitStack() as clients:
+            for number in range(SLOTS):
+                clients.enter_context(asking(service.port, Picture(number)))
+            eventually(
+                lambda: service.health()["slots"]["in_flight"] == SLOTS,
+                "all slots are in flight",
+            )
+        yield
+
+
+def clients_that_leave_while_triton_works_take_no_slot_along(
+    service: Service, server: TritonServer
+) -> None:
+    answers_from_all_slots(service)
+    with all_slots_in_flight(service, server):
+        slots = service.health()["slots"]
+        # Nobody else gets what Triton still writes into.
+        assert slots["in_flight"] + slots["late"] == SLOTS
     answers_from_all_slots(service)
 
 
@@ -100,14 +129,12 @@ def a_triton_that_hangs_is_a_late_answer_and_a_full_house(
     before = answers_from_all_slots(service)
     with stopped(server):
         replies = load(service.port, range(CLIENTS), clients=CLIENTS)
-        # A client that has gone as well, while all slots are with Triton.
-        leave_early(service.port, Picture(0), sent=1)
     statuses = sorted(reply.status for reply in replies)
     assert statuses == [503] * (CLIENTS - SLOTS) + [504] * SLOTS
     for reply in replies:
         assert ("retry-after" in reply.headers) is (reply.status == 503)
     after = answers_from_all_slots(service)
-    assert after["late_replies"] - before["late_replies"] >= SLOTS
+    assert after["late_replies"] - before["late_replies"] == SLOTS
 
 
 def a_triton_that_is_gone_is_said_to_be_and_found_again(
