@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shmlane.bench import CONTENDERS, PAYLOADS, WIRE, make_plan
+from shmlane.bench import CONTENDERS, PAYLOADS, WIRE, find_case, make_plan
 from shmlane.errors import UsageError
 
 
@@ -27,6 +27,19 @@ def test_the_wire_case_compares_the_clients_without_shared_memory() -> None:
     wider = make_plan(defaults=WIRE, concurrency=[1, 16], contenders=["cpp-http"])
     assert [str(cell) for cell in wider.cells()] == ["yolov8 x1", "yolov8 x16"]
     assert [each.name for each in wider.contenders] == ["cpp-http"]
+
+
+def test_many_requests_are_compared_with_both_cpp_clients() -> None:
+    plan = make_plan(defaults=find_case("many").defaults)
+    assert [str(cell) for cell in plan.cells()] == ["yolov8 x16", "yolov8 x64"]
+    flows = {each.name: each.flow for each in plan.contenders}
+    assert flows == {
+        "shmlane-stream": "stream",
+        "shmlane-async": "tasks",
+        "shmlane-http": "threads",
+        "cpp-http": "threads",
+        "cpp-grpc": "threads",
+    }
 
 
 def test_no_client_without_shared_memory_is_measured_unasked() -> None:
@@ -88,5 +101,5 @@ def test_a_seed_is_drawn_unless_given() -> None:
 
 
 def test_no_two_contenders_measure_the_same_thing() -> None:
-    kinds = {(c.program, c.endpoint, c.way) for c in CONTENDERS.values()}
+    kinds = {(c.program, c.endpoint, c.way, c.flow) for c in CONTENDERS.values()}
     assert len(kinds) == len(CONTENDERS)

@@ -32,6 +32,8 @@ from tests.polling import eventually
 MEASURED = (
     "shmlane-http",
     "shmlane-unix",
+    "shmlane-async",
+    "shmlane-stream",
     "shmlane-wire",
     "cpp-grpc",
     "tritonclient-http",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shmlane.bench import Cell, Report, Sample, make_plan, render_table
-from shmlane.bench.report import make_ratios, make_results
+from shmlane.bench.results import make_ratios, make_results
 from shmlane.errors import UsageError
 
 RESULT_KEYS = {
@@ -166,7 +166,7 @@ def test_asking_for_what_was_not_measured_is_a_usage_error(report: Report) -> No
 
 def test_the_json_has_exactly_the_documented_keys(report: Report) -> None:
     document = json.loads(json.dumps(report.to_json()))
-    assert set(document) == {"machine", "server", "results", "ratios"}
+    assert set(document) == {"machine", "server", "results", "ratios", "lines"}
     assert all(set(row) == RESULT_KEYS for row in document["results"])
     assert all(set(row) == RATIO_KEYS for row in document["ratios"])
     assert document["machine"]["run"]["seed"] == 1

@@ -14,7 +14,7 @@ from shmlane.bench.workers.shmlane_worker import (
     FromPicture,
     InPlace,
     InTheRequest,
-    ShmlaneClient,
+    ThreadsClient,
 )
 from shmlane.testing import FakeModel, ScriptedServer, sink_model
 
@@ -49,7 +49,7 @@ def test_only_the_wire_contender_does_without_shared_memory(
     contender: str, memory: str, lane: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shmlane, "Session", FakeSession)
-    client = ShmlaneClient(spec_of(contender))
+    client = ThreadsClient(spec_of(contender))
     assert FakeSession.made.get("memory", "system") == memory
     assert type(client.lane(0)) is lane
 

@@ -8,7 +8,7 @@ pytest.importorskip("cv2", reason="needs the extra [preprocess]")
 pytest.importorskip("rich", reason="needs the extra [cli]")
 
 from shmlane.bench import CONTENDERS, Report, Sample, make_plan
-from shmlane.bench.report import make_ratios, make_results
+from shmlane.bench.results import make_ratios, make_results
 from shmlane.demo import clients, show
 
 ROUNDS = {

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from shmlane.bench.cases import CASES, Case, Measured, find_case
 from shmlane.bench.crews import CrewReport, measure_crews
+from shmlane.bench.lines import LINES, Line, Verdict
 from shmlane.bench.overhead import Overhead, measure_overhead
 from shmlane.bench.plan import (
     CONTENDERS,
@@ -29,7 +30,8 @@ from shmlane.bench.plan import (
     make_plan,
 )
 from shmlane.bench.preprocessing import Preprocessing, measure_preprocess
-from shmlane.bench.report import Ratio, Report, Result, Sample, Spread
+from shmlane.bench.report import Report
+from shmlane.bench.results import Ratio, Result, Sample, Spread
 from shmlane.bench.rounds import run
 from shmlane.bench.servers import Servers, own_servers
 from shmlane.bench.table import render_table
@@ -39,6 +41,7 @@ from shmlane.bench.writing import Writing, measure_write
 __all__ = [
     "CASES",
     "CONTENDERS",
+    "LINES",
     "MATRIX",
     "PAYLOADS",
     "WIRE",
@@ -47,6 +50,7 @@ __all__ = [
     "Contender",
     "CrewReport",
     "Defaults",
+    "Line",
     "Measured",
     "Overhead",
     "Payload",
@@ -58,6 +62,7 @@ __all__ = [
     "Sample",
     "Servers",
     "Spread",
+    "Verdict",
     "Versus",
     "Writing",
     "find_case",

@@ -14,7 +14,7 @@ from shmlane.errors import UsageError
 
 from .crews import measure_crews
 from .overhead import measure_overhead
-from .plan import WIRE, Defaults, Plan
+from .plan import MANY, WIRE, Defaults, Plan
 from .preprocessing import measure_preprocess
 from .servers import own_servers
 from .writing import measure_write
@@ -84,4 +84,5 @@ CASES: Mapping[str, Case] = {
     "preprocess": Case(_ONE, _preprocessings),
     "gil": Case(_FEW, _crews),
     "wire": Case(WIRE),
+    "many": Case(MANY),
 }

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from .plan import Cell, Contender, Payload, Plan, Way
-from .report import Sample
+from .results import Sample
 from .server_stats import ServerStats
 from .servers import Servers
 from .turns import Versus

@@ -35,7 +35,7 @@ import numpy as np
 
 from shmlane.bench import keys
 from shmlane.bench.plan import Cell, Contender
-from shmlane.bench.report import Sample
+from shmlane.bench.results import Sample
 from shmlane.bench.server_stats import Count, ServerStats
 from shmlane.bench.workers.harness import percentiles_us
 from shmlane.errors import ContenderFailed, UnsupportedPlatform
@@ -113,7 +113,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
-    """The mode that had the lower median latency, and its pace."""
+    """How one mode did: one request at a time is about latency, several about pace."""
 
     mode: str
     p50_us: float
@@ -139,6 +139,7 @@ class PerfAnalyzer:
         self._name = f"{contender.name} ({cell})"
         self._stats = stats
         self._settle = max(20, 4 * cell.concurrency)
+        self._is_alone = cell.concurrency == 1
         self._command = [
             str(tool.executable), "-m", stats.model, "-u", url,
             "-i", contender.endpoint,
@@ -166,10 +167,9 @@ class PerfAnalyzer:
     def round(self) -> Sample:
         """One run; a second one if the first never ended. Null numbers after that."""
         for _ in range(_TRIES):
-            before = self._stats.settled()
-            run = self._run(self._pilot.mode, self._requests, self._traffic_s)
-            if run is not None:
-                return make_sample(run, self._stats.settled() - before, self._settle)
+            sample = self._sample(self._pilot.mode, self._requests, self._traffic_s)
+            if sample is not None:
+                return sample
         return Sample(note=f"it did not end, {_TRIES} times in a row")
 
     def close(self) -> None:
@@ -183,15 +183,23 @@ class PerfAnalyzer:
                 f"perf_analyzer never ended for {self._name}, in either mode.",
                 hint="See what else keeps this machine busy and try again.",
             )
-        return min(ended, key=lambda pilot: pilot.p50_us)
+        if self._is_alone:
+            return min(ended, key=lambda pilot: pilot.p50_us)
+        return max(ended, key=lambda pilot: pilot.requests_per_s)
 
     def _try(self, mode: str) -> Pilot | None:
-        run = self._run(mode, self._settle + _PILOT_REQUESTS, _PILOT_S)
+        sample = self._sample(mode, self._settle + _PILOT_REQUESTS, _PILOT_S)
+        if sample is None or not (sample.p50_us and sample.requests_per_s):
+            return None
+        return Pilot(mode, sample.p50_us, sample.requests_per_s)
+
+    def _sample(self, mode: str, requests: int, expected_s: float) -> Sample | None:
+        """One run beside the server's own count of it; None if it never ended."""
+        before = self._stats.settled()
+        run = self._run(mode, requests, expected_s)
         if run is None:
             return None
-        starts, ends = run.after(self._settle)
-        pace = len(ends) / float(ends.max() - starts[0]) * 1e9
-        return Pilot(mode, percentiles_us(ends - starts)["p50_us"], pace)
+        return make_sample(run, self._stats.settled() - before, self._settle)
 
     def _run(self, mode: str, requests: int, expected_s: float) -> Run | None:
         """One run under the machine's lock, or None if it did not end by itself."""

@@ -35,7 +35,7 @@ Way = Literal[
     "register per call",
     "from a picture",
 ]
-Flow = Literal["threads"]
+Flow = Literal["threads", "tasks", "stream"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,8 @@ CONTENDERS: Mapping[str, Contender] = _by_name(
         "system",
         "register per call",
     ),
+    Contender("shmlane-async", "shmlane", "http", flow="tasks"),
+    Contender("shmlane-stream", "shmlane", "http", flow="stream"),
 )
 PAYLOADS: Mapping[str, Payload] = {
     payload.name: payload
@@ -146,6 +148,11 @@ WIRE = Defaults(
     tuple(name for name, each in CONTENDERS.items() if each.memory == "wire"),
     ("yolov8",),
     (1,),
+)
+MANY = Defaults(
+    ("shmlane-stream", "shmlane-async", "shmlane-http", "cpp-http", "cpp-grpc"),
+    ("yolov8",),
+    (16, 64),
 )
 
 

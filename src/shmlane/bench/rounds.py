@@ -14,16 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from shmlane.bench import perf_analyzer, worker
+from shmlane.bench.lines import Verdict, judge
 from shmlane.bench.machine import machine_facts
 from shmlane.bench.plan import Cell, Contender, Plan, Program
-from shmlane.bench.report import (
-    Ratio,
-    Report,
-    Result,
-    Sample,
-    make_ratios,
-    make_results,
-)
+from shmlane.bench.report import Report
+from shmlane.bench.results import Ratio, Result, Sample, make_ratios, make_results
 from shmlane.bench.servers import Servers
 from shmlane.errors import LocalServerError, ShmlaneError, UnsupportedPlatform
 
@@ -80,17 +75,22 @@ class _Bench:
         openers = self._install()
         results: list[Result] = []
         ratios: list[Ratio] = []
+        lines: list[Verdict] = []
         for number, cell in enumerate(cells, 1):
             self._progress(f"cell {number} of {len(cells)}: {cell}")
             rounds = self._measure(cell, openers)
-            results += make_results(cell, plan.contenders, rounds)
-            ratios += make_ratios(cell, plan.contenders, rounds)
+            found = make_results(cell, plan.contenders, rounds)
+            compared = make_ratios(cell, plan.contenders, rounds)
+            lines += judge(cell, plan.contenders, found, compared)
+            results += found
+            ratios += compared
         return Report(
             plan=plan,
             machine=machine,
             server=self._server_facts(),
             results=tuple(results),
             ratios=tuple(ratios),
+            lines=tuple(lines),
             caveats=tuple(caveats(plan)),
             notes=tuple(self._notes),
         )

@@ -8,8 +8,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from shmlane.bench.lines import Verdict
 from shmlane.bench.plan import Cell
-from shmlane.bench.report import Ratio, Report, Result, Spread
+from shmlane.bench.report import Report
+from shmlane.bench.results import Ratio, Result, Spread
+from shmlane.bench.turns import verdict
 
 WIDTH = 80
 _VERDICTS = {True: "yes", False: "NO", None: "-"}
@@ -72,6 +75,9 @@ def _cell(report: Report, cell: Cell) -> Iterator[str]:
         for ratio in ratios:
             if ratio.contender == contender:
                 yield _ratio(ratio)
+    for line in report.lines:
+        if line.line.is_for(cell, report.plan.contenders):
+            yield _line(line)
 
 
 def _belongs(row: Result | Ratio, cell: Cell) -> bool:
@@ -92,14 +98,25 @@ def _result(row: Result) -> str:
 
 
 def _ratio(row: Ratio) -> str:
-    p50 = "-"
-    if row.p50 is not None:
-        low, high = _quotient(row.p50.min), _quotient(row.p50.max)
-        p50 = f"{_quotient(row.p50.median)} ({low}-{high})"
     return (
-        f"    {row.baseline:{_NAME - 2}}{p50:>20}{_median(row.p99):>7}"
+        f"    {row.baseline:{_NAME - 2}}{_spread(row.p50):>20}{_median(row.p99):>7}"
         f"{_median(row.requests_per_s):>8}{_median(row.client_cpu):>8}"
     )
+
+
+def _line(row: Verdict) -> str:
+    line = row.line
+    what = "req/s" if line.is_least else "client CPU"
+    name = f"{line.contender} {what} over {row.baseline}"
+    bound = f"{'>=' if line.is_least else '<='} {line.bound:.2f}"
+    return f"  {name:<40}{_spread(row.ratio):>18}{bound:>9}{verdict(row.is_held):>9}"
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    low, high = _quotient(spread.min), _quotient(spread.max)
+    return f"{_quotient(spread.median)} ({low}-{high})"
 
 
 def _median(spread: Spread | None) -> str:

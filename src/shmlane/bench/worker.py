@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from shmlane.bench.plan import Cell, Contender
-from shmlane.bench.report import METRICS, Sample
+from shmlane.bench.results import METRICS, Sample
 from shmlane.bench.server_stats import Count, ServerStats
 from shmlane.errors import ContenderFailed
 from shmlane.server.managed import isolated_python

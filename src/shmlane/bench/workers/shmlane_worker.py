@@ -1,32 +1,29 @@
 """The contender shmlane, through its public API: a session used by blocking threads.
 
-Owns nothing but the ways in which callers use a session. Refuses to know anything
-behind the public API.
+Owns nothing but the ways in which threads use a session; `flows` has the ways without.
+Refuses to know anything behind the public API.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
 import shmlane
 from shmlane.preprocess import image_into
 
-from .harness import Array, Lane, Lanes, Spec, Traffic, serve
+from .flows import StreamClient, TasksClient, session_options
+from .harness import Array, Client, Lane, Lanes, Spec, Traffic, serve
 
 
-class ShmlaneClient:
-    """One session; its slots are as many as requests in flight."""
+class ThreadsClient:
+    """One session that all threads share."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
-        self._is_wire = spec.way == "in the request"
-        self._session = shmlane.Session(
-            spec.url,
-            spec.model,
-            slots=spec.concurrency,
-            shapes={"INPUT__0": spec.shape},
-            memory="wire" if self._is_wire else "system",
-        ).open()
+        self._session = shmlane.Session(spec.url, spec.model, **session_options(spec))
+        self._session.open()
 
     def traffic(self) -> Traffic:
         """One thread for each request in flight."""
@@ -106,5 +103,17 @@ _LANES: dict[str, type[InPlace | InTheRequest]] = {
     "from a picture": FromPicture,
 }
 
+_CLIENTS: dict[str, Callable[[Spec], Client]] = {
+    "threads": ThreadsClient,
+    "tasks": TasksClient,
+    "stream": StreamClient,
+}
+
+
+def make_client(spec: Spec) -> Client:
+    """What keeps requests in flight the way that the contender stands for."""
+    return _CLIENTS[spec.flow](spec)
+
+
 if __name__ == "__main__":
-    serve(ShmlaneClient)
+    serve(make_client)
