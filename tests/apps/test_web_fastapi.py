@@ -106,6 +106,7 @@ def test_it_ends_in_time_though_triton_hangs_and_the_next_one_cleans_up(
         regions = service.regions()
         with web_scenarios.all_slots_in_flight(service, survey_server):
             assert service.terminate() == -signal.SIGTERM
+    assert "CancelledError" in service.log()
     with Service(COMMAND, survey_server, tmp_path / "next", **LIMITS) as service:
         nothing_left(survey_server, regions)
         web_scenarios.answers_from_all_slots(service)
