@@ -140,12 +140,17 @@ def read_lines(
     """Text and score of each picture of a line, in their order."""
     known = characters()
     found: dict[int, tuple[str, float]] = {}
-    for batch in batches(cuts):
-        with reader.lease() as lease:
-            write_lines(lease, [cuts[index] for index in batch])
-            rows = lease.infer()[READ]
-            for index, row in zip(batch, rows, strict=True):
-                found[index] = decode(row, known)
+
+    def write(lease: shmlane.Lease, batch: list[int]) -> None:
+        write_lines(lease, [cuts[index] for index in batch])
+
+    def read(batch: list[int], result: shmlane.Result) -> None:
+        for index, row in zip(batch, result[READ], strict=True):
+            found[index] = decode(row, known)
+
+    # One batch is cut and another decoded while the network reads a third.
+    for _ in reader.stream(batches(cuts), write=write, read=read):
+        pass
     return [found[index] for index in range(len(cuts))]
 
 
