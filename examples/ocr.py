@@ -273,7 +273,7 @@ def as_json(lines: Sequence[Line]) -> str:
             {
                 "text": line.text,
                 "score": round(line.score, 4),
-                "corners": line.corners.round(1).tolist(),
+                "corners": line.corners.astype(float).round(1).tolist(),
             }
             for line in lines
         ],
