@@ -96,21 +96,25 @@ class Tasks:
         """The session is the client's to close."""
 
 
-class StreamClient:
-    """One session, and the generator that keeps its slots busy from one thread."""
+class BlockingClient:
+    """One session, opened as long as the worker lasts."""
 
     def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-        self._session = shmlane.Session(spec.url, spec.model, **session_options(spec))
-        self._session.open()
-
-    def traffic(self) -> Traffic:
-        """One stream a round."""
-        return Stream(self._session, self._spec)
+        self.spec = spec
+        self.session = shmlane.Session(spec.url, spec.model, **session_options(spec))
+        self.session.open()
 
     def close(self) -> None:
         """Unregister and remove the session's memory."""
-        self._session.close()
+        self.session.close()
+
+
+class StreamClient(BlockingClient):
+    """Keeps the slots busy from one thread."""
+
+    def traffic(self) -> Traffic:
+        """One stream a round."""
+        return Stream(self.session, self.spec)
 
 
 class Overlapping(Turn):

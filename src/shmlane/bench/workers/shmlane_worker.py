@@ -13,29 +13,20 @@ import numpy as np
 import shmlane
 from shmlane.preprocess import image_into
 
-from .flows import StreamClient, TasksClient, session_options
+from .flows import BlockingClient, StreamClient, TasksClient
 from .harness import Array, Client, Lane, Lanes, Spec, Traffic, serve
 
 
-class ThreadsClient:
+class ThreadsClient(BlockingClient):
     """One session that all threads share."""
-
-    def __init__(self, spec: Spec) -> None:
-        self._spec = spec
-        self._session = shmlane.Session(spec.url, spec.model, **session_options(spec))
-        self._session.open()
 
     def traffic(self) -> Traffic:
         """One thread for each request in flight."""
-        return Lanes(self.lane, self._spec.concurrency)
+        return Lanes(self.lane, self.spec.concurrency)
 
     def lane(self, index: int) -> Lane:
         """A thread that uses the session for every request."""
-        return _LANES[self._spec.way](self._session, self._spec)
-
-    def close(self) -> None:
-        """Unregister and remove the session's memory."""
-        self._session.close()
+        return _LANES[self.spec.way](self.session, self.spec)
 
 
 class BaseLane:
