@@ -12,6 +12,9 @@ STEP := @scripts/step
 # Half a minute once the cache is filled; the limit ends a benchmark that hangs.
 BENCH_ARGS := --quick --payloads yolov8 --concurrency 1 --rounds 5
 BENCH_LIMIT := 300
+# Several processes share the tests, and take some from each other in the end. Each has
+# servers of its own: more than a few would mostly start those.
+PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 .PHONY: demo test test-apps lint types imports unit suite chaos bench clean help
 
@@ -33,10 +36,10 @@ imports: $(READY) ## Who may import whom
 	$(STEP) "import-linter" $(BIN)/lint-imports --no-cache
 
 unit: $(READY) ## Tests that need no server: seconds
-	@$(BIN)/python -m pytest tests/unit $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) tests/unit $(ARGS)
 
 suite: $(READY) ## All tests: units, a real server, faults, the docs' code blocks
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-apps: $(READY) ## Whole applications: OCR, video, web services under load, Ray
 	$(STEP) "Installing what only applications need" \

@@ -1,7 +1,8 @@
 """Real servers for the tests, and a guard against leaving anything behind.
 
 Owns the session's two servers, the header of the report, and `no_leftovers`. Refuses
-to count what other programs on this machine do with shared memory.
+to count what other programs on this machine do with shared memory. The servers are
+killed in the end: a stop takes a second or more, and has tests of its own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def server() -> Iterator[TritonServer]:
     """A real server with `sink` and `identity` on ports of loopback."""
     with TritonServer() as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +51,7 @@ def unix_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
     path = tmp_path_factory.mktemp("unix") / "http.sock"
     with TritonServer(unix_socket=path) as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture

@@ -157,6 +157,8 @@ def test_a_contender_that_fails_is_left_out_and_the_others_go_on(
 ) -> None:
     broken = worker.Program((sys.executable, "-c", program), dict(os.environ))
     monkeypatch.setattr(worker, "tritonclient_program", lambda: broken)
+    # One that said it failed and does not end is killed after that.
+    monkeypatch.setattr(worker, "_END_TIMEOUT", 1.0)
     report = run(small_plan("tritonclient-grpc", "shmlane-http"), servers=servers)
     (note,) = report.notes
     assert note.startswith("tritonclient-grpc ")

@@ -7,11 +7,15 @@ registrations there are. Refuses to excuse anything.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Collection, Mapping
 
 from shmlane import Session
-from shmlane.inventory import RegionInfo, list_regions
+from shmlane.errors import RegionError
+from shmlane.header import RegionHeader
+from shmlane.regions import owner_is_dead, region_files
 from tests.chaos.faults import Playground
 from tests.chaos.handle import ChaosFailure
 from tests.chaos.machine import Usage
@@ -70,7 +74,7 @@ class Examination:
         finally:
             playground.continue_server()
         self._refuse_untold()
-        if all(each.alive for each in self._regions()):
+        if all(self._files().values()):
             raise ChaosFailure("sessions closed without a server, and left no file")
         self.clean()
 
@@ -90,9 +94,9 @@ class Examination:
         while True:
             for url in self._playground.urls:
                 Session(url, "identity").open().close()
-            regions = self._regions()
-            dead = [each.name for each in regions if not each.alive]
-            alive = [each.name for each in regions if each.alive]
+            files = self._files()
+            dead = [name for name, is_used in files.items() if not is_used]
+            alive = [name for name, is_used in files.items() if is_used]
             left = untold(self._registered(), alive)
             if not dead and not left:
                 return
@@ -106,7 +110,7 @@ class Examination:
 
     def refuse_all(self) -> None:
         """All clients ended well and with the server there: nothing is left of them."""
-        files = [each.name for each in self._regions()]
+        files = list(self._files())
         registered = untold(self._registered(), ())
         if files or registered:
             raise ChaosFailure(
@@ -117,15 +121,26 @@ class Examination:
     def _refuse_untold(self) -> None:
         """Without the file nobody can tell whose a registration is: it would stay."""
         registered = self._registered()
-        files = [each.name for each in list_regions()]
+        files = [os.path.basename(path) for path in region_files()]
         if left := untold(registered, files):
             raise ChaosFailure(
                 f"{len(left)} registrations, of which no file tells: {left[:3]}"
             )
 
-    def _regions(self) -> list[RegionInfo]:
-        urls = self._playground.urls
-        return [info for info in list_regions() if info.server in urls]
+    def _files(self) -> dict[str, bool]:
+        """Whether somebody uses it, of each region file that names our server.
+
+        To ask takes a file from its users for a moment, so others' are left alone.
+        """
+        used = {}
+        for path in region_files():
+            with contextlib.suppress(FileNotFoundError, RegionError):
+                with open(path, "rb") as file:
+                    header = RegionHeader.parse(file.read())
+                if header.description["server"] in self._playground.urls:
+                    with owner_is_dead(path) as is_dead:
+                        used[os.path.basename(path)] = not is_dead
+        return used
 
     def _registered(self) -> dict[str, str]:
         _, regions = self._playground.server.call("/v2/systemsharedmemory/status")

@@ -1,19 +1,23 @@
-"""A client killed at every step of its life: whoever comes next removes all of it."""
+"""A client killed at every step of its life: whoever comes next removes all of it.
+
+In a folder in place of /dev/shm: whoever lists the regions of a machine holds each
+for a moment, and who cleans just then takes it for one in use.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from shmlane import Session
+from shmlane import Session, regions
 from shmlane.inventory import clean_up
 from shmlane.testing import ScriptedServer, sink_model
 from tests.polling import eventually
 from tests.unit.children import Child, started
-from tests.unit.one_slot import files_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
 
@@ -22,7 +26,9 @@ CLIENTS = """
 import os, signal, sys
 import numpy as np
 import shmlane
+from shmlane import regions
 
+regions.SHM_DIRECTORY = sys.argv[2]
 STEPS = {"send", "recv", "link", "unlink", "posix_fallocate", "flock"}
 
 def live():
@@ -58,14 +64,20 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer([sink_model()]) as server:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[ScriptedServer]:
+    with ScriptedServer([sink_model()], shm_directory=folder) as server:
         yield server
 
 
 @pytest.fixture
-def clients(server: ScriptedServer) -> Iterator[Child]:
-    with started(CLIENTS, server.url) as clients:
+def clients(folder: Path, server: ScriptedServer) -> Iterator[Child]:
+    with started(CLIENTS, server.url, str(folder)) as clients:
         assert clients.hear() == ""
         yield clients
 
@@ -80,7 +92,10 @@ def by_the_next_session(server: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("removed", [by_cleaning, by_the_next_session])
 def test_nothing_is_left_of_a_client_wherever_it_was_killed(
-    server: ScriptedServer, clients: Child, removed: Callable[[ScriptedServer], None]
+    folder: Path,
+    server: ScriptedServer,
+    clients: Child,
+    removed: Callable[[ScriptedServer], None],
 ) -> None:
     before = threading.active_count()
     left_something = 0
@@ -92,9 +107,9 @@ def test_nothing_is_left_of_a_client_wherever_it_was_killed(
         assert code == "-9"
         # What it had sent is done: nothing may be registered behind the cleaning.
         eventually(lambda: threading.active_count() <= before)
-        left_something += bool(files_of(server))
+        left_something += any(folder.iterdir())
         removed(server)
-        assert not files_of(server), step
+        assert not list(folder.iterdir()), step
         assert not server.regions, step
     assert code == "0"
     assert step > left_something > 20

@@ -2,7 +2,8 @@
 
 `no_leftovers` guards the tests that ask for it; this looks once, at the end, for what
 slipped by all of them. Only regions whose header names this process count: others may
-run on the same machine.
+run on the same machine. Where several processes share the tests, each looks for its
+own, and the one that started them tells of all.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+from typing import Any
 
 import pytest
 
@@ -19,13 +21,28 @@ from shmlane.regions import region_files
 
 _HEADER_BYTES = 1 << 16
 _LEFT = pytest.StashKey[list[str]]()
+_KEY = "regions left behind"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_LEFT] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of pytest-xdist has ended."""
+    # One that crashed has said nothing.
+    told = getattr(node, "workeroutput", {}).get(_KEY, [])
+    node.config.stash[_LEFT].extend(told)
 
 
 @pytest.hookimpl(trylast=True)  # after the fixtures of the session have ended
 def pytest_sessionfinish(session: pytest.Session) -> None:
     gc.collect()
-    left = sorted(path for path in region_files() if _is_of_this_process(path))
-    session.config.stash[_LEFT] = left
+    left = session.config.stash[_LEFT]
+    left.extend(path for path in region_files() if _is_of_this_process(path))
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[_KEY] = left
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -33,9 +50,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if left := config.stash.get(_LEFT, []):
+    if left := config.stash[_LEFT]:
         terminalreporter.section("regions left behind by this run", red=True)
-        for path in left:
+        for path in sorted(left):
             terminalreporter.line(path)
 
 

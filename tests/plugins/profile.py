@@ -2,7 +2,8 @@
 
 Owns no fixture. pytest-randomly prints its seed, and Hypothesis uses the same one:
 `--randomly-seed=N` repeats order and examples of a run together. No example has a
-deadline: other programs share the cores, and a slow example says nothing.
+deadline: other programs share the cores, and a slow example says nothing. Long tests
+come first, so that others run beside them.
 
 Many tests collect garbage, some at every instruction of an operation. What importing
 and collecting the tests has made stays until the end, so the collector is told to pass
@@ -33,7 +34,9 @@ def pytest_report_header() -> str:
     return f"hypothesis: seed {hypothesis.core.global_force_seed}, no deadline"
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-randomly has shuffled them
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     on_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpu and (reason := _why_no_gpu()):
         for item in on_gpu:

@@ -1,4 +1,7 @@
-"""Real servers with models of their own, each started once for the tests that ask."""
+"""Real servers with models of their own, each started once for the tests that ask.
+
+They are killed in the end: a stop takes a second or more, and has tests of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ def networks_server() -> Iterator[TritonServer]:
     """`resnet50`, `ocr_det` and `ocr_rec` on ports of loopback."""
     with TritonServer(demo_models("resnet50", "ocr_det", "ocr_rec")) as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +39,7 @@ def models_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonSe
     folder = tmp_path_factory.mktemp("models")
     with TritonServer(write_models(folder, "rows", "types", "moody")) as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -46,6 +51,7 @@ def tensors_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonS
     models = write_tensor_models(write_echoes(folder))
     with TritonServer(models, extra_args=arguments) as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +63,7 @@ def unix_tensors_server(
     models = write_echoes(folder / "models")
     with TritonServer(models, unix_socket=folder / "http.sock") as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture(params=["TCP", "Unix socket"])
@@ -81,6 +88,7 @@ def rows(models_server: TritonServer) -> Iterator[Session]:
 def breakable_server() -> Iterator[TritonServer]:
     with TritonServer(extra_args=BREAKABLE) as server:
         yield server
+        server.kill()
 
 
 @pytest.fixture

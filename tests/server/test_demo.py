@@ -103,7 +103,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_starts(
     for folder in ("/proc/shmlane-demo", str(tmp_path / "file" / "folder")):
         told = CliRunner().invoke(app, ["demo", "--output", folder])
         assert told.exit_code == 2
-        assert folder in "".join(told.output.split("│")).replace("\n", "")
+        assert folder in "".join(told.output.replace("│", "").split())
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(

@@ -219,6 +219,7 @@ def test_more_than_2_gib_travel_in_one_tensor(tensors_server: TritonServer) -> N
         all_free(session)
 
 
+@pytest.mark.long
 def test_more_than_2_gib_come_back_in_one_tensor(tensors_server: TritonServer) -> None:
     # Over the wire first, as nobody knows the size; through shared memory then.
     skip_unless_free(SHM, 3 * MORE_THAN_2_GIB, memory=6 * MORE_THAN_2_GIB)

@@ -412,7 +412,7 @@ def test_an_open_dimension_behind_the_batch_is_not_guessed() -> None:
         (None, ["y", "z"]),
         (["z"], ["z"]),
         (("z", "y"), ["z", "y"]),
-        (iter(["y"]), ["y"]),
+        pytest.param(iter(["y"]), ["y"], id="an iterator"),
         ({"z": (8, 9)}, ["z"]),
         (["y", "y"], ["y"]),
     ],
@@ -431,7 +431,9 @@ def test_one_string_is_not_taken_for_a_list_of_letters() -> None:
         SlotLayout.plan(batching(), outputs="yz")
 
 
-@pytest.mark.parametrize("outputs", [[], {}, iter(())], ids=repr)
+@pytest.mark.parametrize(
+    "outputs", [[], {}, pytest.param(iter(()), id="an iterator")], ids=repr
+)
 def test_asking_for_no_output_is_refused(outputs: Iterable[str]) -> None:
     with pytest.raises(UsageError, match="name at least one output"):
         SlotLayout.plan(batching(), outputs=outputs)

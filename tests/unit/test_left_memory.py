@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from shmlane import InferTimeout, RequestLost, ServerUnreachable, Session, Timeouts
-from shmlane.inventory import clean_up, list_regions
+from shmlane.inventory import clean_up
 from shmlane.slots import Slot
 from shmlane.testing import Answer, Close, Delay, Fault, ScriptedServer, sink_model
 from tests.polling import eventually
+from tests.unit.one_slot import files_of
 from tests.unit.scripted import SMALL
 
 
@@ -41,11 +42,6 @@ def session_at(server: ScriptedServer) -> Session:
         timeouts=Timeouts(connect=0.1, infer=0.1),
         region=SMALL,
     )
-
-
-def files_of(server: ScriptedServer) -> list[str]:
-    """Region files of sessions with this server."""
-    return [each.name for each in list_regions() if each.server == server.url]
 
 
 def keys(server: ScriptedServer) -> set[str]:
@@ -129,7 +125,7 @@ def test_a_registration_that_comes_while_opening_fails_is_taken_back(
     assert asked
     # On a slow machine the answer may come too late: then the files stay, and tell what
     # to take back. What must not be is a registration without its file.
-    clean_up()
+    clean_up(only=server.url)
     assert not files_of(server)
     assert not server.regions
 

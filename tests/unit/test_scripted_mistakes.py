@@ -181,7 +181,7 @@ def test_a_fake_model_that_cannot_be_is_refused_where_it_is_made(
         ("identity", "models='identity' is not a list of models"),
         (None, "models=None is not a list of models"),
         (["identity"], "'identity' is not a fake model"),
-        ([identity_model], "is not a fake model"),
+        pytest.param([identity_model], "is not a fake model", id="a function"),
     ],
     ids=str,
 )

@@ -437,7 +437,9 @@ FAULTS: list[tuple[Fault, type[TransportError]]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "error"), FAULTS, ids=repr)
+@pytest.mark.parametrize(
+    ("fault", "error"), FAULTS, ids=lambda value: repr(value).partition(" at 0x")[0]
+)
 def test_fault_is_told_and_the_slot_comes_back(
     scripted: ScriptedServer,
     session: Session,

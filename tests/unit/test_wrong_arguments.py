@@ -96,7 +96,7 @@ WRONG_OPTIONS: list[Any] = [
     False,
     (),
     [("id", "x")],
-    object(),
+    pytest.param(object(), id="an object"),
     type("RequestOptions", (), {}),
 ]
 
