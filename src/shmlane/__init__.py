@@ -9,6 +9,7 @@ from .errors import (
     ContenderFailed,
     ExtraMissing,
     ForkedSession,
+    HandoffExpired,
     InferFailed,
     InferTimeout,
     InputMissing,
@@ -30,6 +31,7 @@ from .errors import (
     ServerUnreachable,
     SharedMemoryDisabled,
     ShmlaneError,
+    SlotsClaimed,
     TensorMismatch,
     TransportError,
     UnknownTensor,
@@ -38,6 +40,7 @@ from .errors import (
     WireFallback,
 )
 from .futures import OwnedResult
+from .handoff import SessionHandle, SlotRef
 from .lease_async import AsyncLease
 from .leases import Result
 from .metadata import ModelMetadata, TensorSpec
@@ -62,6 +65,7 @@ __all__ = [
     "ContenderFailed",
     "ExtraMissing",
     "ForkedSession",
+    "HandoffExpired",
     "InferFailed",
     "InferTimeout",
     "InputMissing",
@@ -88,9 +92,12 @@ __all__ = [
     "ServerStartFailed",
     "ServerUnreachable",
     "Session",
+    "SessionHandle",
     "SessionStats",
     "SharedMemoryDisabled",
     "ShmlaneError",
+    "SlotRef",
+    "SlotsClaimed",
     "Stream",
     "TensorMismatch",
     "TensorSpec",

@@ -46,7 +46,9 @@ class Descriptor:
 
     def drop(self) -> None:
         """Close it; the kernel lets go of what was locked through it."""
-        fd, self._fd = self._fd, -1
+        # Ctrl-C may have kept it from being made.
+        fd = getattr(self, "_fd", -1)
+        self._fd = -1
         if fd >= 0:
             os.close(fd)
 

@@ -22,6 +22,7 @@ from .errors import (
     ShmlaneError,
     UsageError,
 )
+from .ledger import note_registration
 from .metadata import ModelMetadata
 from .replies import HttpReply
 from .slots import Slot
@@ -155,6 +156,7 @@ def register(requests: HttpRequests, slot: Slot) -> Talk[None]:
         # Until the reply is there, the server may or may not know the name.
         slot.obsolete.append(each.name)
         slot.doubtful.append(each.name)
+        note_registration(slot)
         reply = yield from ask(
             requests.register(each.name, each.key, each.region.nbytes)
         )
@@ -164,6 +166,7 @@ def register(requests: HttpRequests, slot: Slot) -> Talk[None]:
             slot.doubtful.remove(each.name)
         if not each.is_live:
             raise _registration_refusal(reply, each)
+        note_registration(slot)
 
 
 def unregister(requests: HttpRequests, slot: Slot) -> Talk[None]:

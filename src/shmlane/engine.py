@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from .blocking import BlockingShell
+from .borrowing import Borrower
 from .calls import ServerCalls
 from .draining import Drainer
 from .errors import (
@@ -22,17 +23,22 @@ from .errors import (
     RegionError,
     SharedMemoryDisabled,
     UnsupportedPlatform,
+    UsageError,
     WireFallback,
 )
 from .exchange import Exchange
+from .handoff import SessionHandle, SlotRef
 from .inventory import clean_up
 from .layout import SlotLayout
+from .lending import Lender
 from .memory import SessionMemory
 from .metadata import ModelMetadata
 from .pool import SlotPool
 from .receiver import Receiver
+from .regions import Region
 from .settings import Settings
-from .slots import Channel, Label, Slot
+from .sharing import Claims, told_of
+from .slots import Channel, Holder, Label, Slot
 from .stats import SessionStats
 from .timing import Deadline
 
@@ -61,10 +67,11 @@ class Engine:
         calls: ServerCalls,
         metadata: ModelMetadata,
         memory: SessionMemory,
+        slots: Sequence[Slot],
         *,
         session: Callable[[], object],
+        claims: Claims | None = None,
     ) -> None:
-        slots = memory.make_slots(settings.slots)
         exchange = Exchange(settings.requests, metadata, rerun=settings.rerun)
         self.exchange = exchange
         self.metadata = metadata
@@ -74,22 +81,35 @@ class Engine:
         )
         spare = functools.partial(memory.make_slots, settings.slots)
         self.pool = SlotPool(slots, spare=spare)
+        self.borrower = Borrower(
+            server=settings.url, model=settings.model, metadata=metadata
+        )
+        give_back = functools.partial(_give_back, self.pool, self.borrower)
         drainer = Drainer(
             exchange,
             settings.endpoint,
             session=session,
-            give_back=self.pool.put_back,
+            give_back=give_back,
             move_outputs=memory.move_outputs,
-            retire=functools.partial(_replace, self.pool, memory),
+            retire=functools.partial(_replace, self.pool, self.borrower, memory),
         )
         self.receiver = Receiver(
             exchange,
             self.shell,
             drainer,
             session=session,
-            give_back=self.pool.put_back,
+            give_back=give_back,
         )
+        self.lender = Lender(
+            self.pool,
+            session=session,
+            lose=self.receiver.take_over,
+            open_region=memory.open_extension,
+            limit=settings.timeouts.handoff,
+        )
+        self._claims = claims
         self._calls = calls
+        self._settings = settings
         self._timeouts = settings.timeouts
         self._ending = threading.Lock()
         self._remains = set(slots)
@@ -101,6 +121,8 @@ class Engine:
     @classmethod
     def open(cls, settings: Settings, *, session: Callable[[], object]) -> Engine:
         """Ask for the model, make the memory, register it; on error nothing stays."""
+        if settings.handle is not None:
+            return cls._attach(settings, settings.handle, session)
         if settings.memory != "auto":
             return cls._open(settings, session, is_shared=settings.memory == "system")
         try:
@@ -143,8 +165,8 @@ class Engine:
                 is_shared=is_shared,
             )
             undo.callback(memory.close)
-            engine = cls(settings, calls, metadata, memory, session=session)
-            slots = engine.pool.slots
+            slots = memory.make_slots(settings.slots)
+            engine = cls(settings, calls, metadata, memory, slots, session=session)
             undo.callback(engine._end, slots, channel)
             for slot in slots:
                 calls.register(slot, channel, deadline)
@@ -153,7 +175,72 @@ class Engine:
             undo.pop_all()
         return engine
 
+    @classmethod
+    def _attach(
+        cls, settings: Settings, handle: SessionHandle, session: Callable[[], object]
+    ) -> Engine:
+        """Claim slots that another session shares; no server is asked."""
+        with contextlib.ExitStack() as undo:
+            claims = Claims(handle)
+            undo.callback(claims.close)
+            memory = SessionMemory(
+                claims.layout,
+                options=settings.region,
+                server=settings.url,
+                model=settings.model,
+            )
+            slots = claims.take(settings.slots)
+            calls, metadata = ServerCalls(settings), claims.metadata
+            engine = cls(
+                settings, calls, metadata, memory, slots, session=session, claims=claims
+            )
+            for slot in slots:
+                if slot.server_hold:
+                    engine.receiver.watch(slot)
+            undo.pop_all()
+        return engine
+
     # --- use --------------------------------------------------------------------------
+
+    def share(self, count: int) -> SessionHandle:
+        """Make and register slots for whoever claims them; on error nothing stays."""
+        self._check_shared("share slots")
+        told = told_of(self._settings, self.metadata)
+        region, slots = self.memory.make_shared(count, told)
+        deadline = Deadline(self._timeouts.infer)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._withdraw_shared, region, slots)
+            with contextlib.closing(self._calls.connect(deadline)) as channel:
+                for slot in slots:
+                    self._calls.register(slot, channel, deadline)
+            self.memory.share(region)
+            undo.pop_all()
+        return SessionHandle(region.name)
+
+    def _withdraw_shared(self, region: Region, slots: Sequence[Slot]) -> None:
+        region.close() if self._calls.unregister(slots) else region.leave()
+
+    def adopt(self, ref: SlotRef, lease: Holder) -> int:
+        """Give `lease` a slot that was handed over; the bits of its given inputs."""
+        if not isinstance(ref, SlotRef):
+            raise UsageError(f"{ref!r} is no SlotRef: give what detach() returned.")
+        self._check_shared("adopt slots")
+        if self.lender.has_out(ref):
+            return self.lender.take_back(ref, lease)
+        return self.borrower.adopt(ref, lease)
+
+    def hand_over(self, lease: Holder, slot: Slot, given: int) -> SlotRef:
+        """Have another process use the slot of `lease`, which has none then."""
+        self._check_shared("detach leases")
+        lender = self.borrower.hand_on if slot.is_borrowed else self.lender.lend
+        return lender(lease, slot, given)
+
+    def _check_shared(self, what: str) -> None:
+        if not self.memory.is_shared:
+            raise UsageError(
+                f"a session whose tensors go over the wire cannot {what}.",
+                hint='Only shared memory can be handed over: Session(memory="system").',
+            )
 
     def give_up(self, slot: Slot) -> None:
         """End a request over the wire: what the server still does harms nobody.
@@ -173,11 +260,15 @@ class Engine:
     @property
     def has_ended(self) -> bool:
         """True when nothing remains to be taken back."""
-        return not self._remains
+        has_slots = self._remains or not self.memory.is_closed
+        return not has_slots and self.borrower.has_ended
 
     def stats(self) -> SessionStats:
         """The counters now; once all has ended, as they were then."""
-        return self._collect_stats() if self._remains else self._last_stats
+        if self.has_ended:
+            return self._last_stats
+        self.lender.look()
+        return self._collect_stats()
 
     def _collect_stats(self) -> SessionStats:
         return SessionStats.collect(
@@ -188,6 +279,7 @@ class Engine:
             registrations=self._calls.registrations,
             retries=self.shell.retries,
             reruns=self.shell.reruns,
+            adopted=len(self.borrower.slots),
         )
 
     # --- closing ----------------------------------------------------------------------
@@ -209,13 +301,17 @@ class Engine:
         finally:
             # A slot whose reply it has just seen is given back before this returns.
             self.receiver.stop()
+            self.lender.look()
+            self.lender.stop()
+            self.borrower.close()
             self.take_back()
 
     def _wait_for(self, labels: set[Label], limit: float | None) -> None:
         """Wait until no slot has one of these labels."""
         deadline = Deadline(limit)
         while not deadline.has_passed:
-            if not any(slot.label in labels for slot in self.pool.slots):
+            slots = (*self.pool.slots, *self.borrower.slots)
+            if not any(slot.label in labels for slot in slots):
                 return
             time.sleep(_CLOSE_PAUSE)
 
@@ -228,44 +324,73 @@ class Engine:
         same thread: that one looks again when it is done.
         """
         while not self._ending.locked():
-            if not (slots := self._idle(at_exit=at_exit)):
+            slots, unused = self._idle(at_exit=at_exit), self.borrower.take_unused()
+            if not slots and not unused and (self._remains or self.memory.is_closed):
                 return
             with self._ending:
                 # Another thread may have ended them meanwhile.
-                self._end(self._remains.intersection(slots))
+                unused += self._end(self._remains.intersection(slots))
+                self._clean_up(unused)
 
     def _idle(self, *, at_exit: bool) -> set[Slot]:
         """What remains of the session and is held by no lease."""
         held = {
             slot
             for slot in tuple(self._remains)
-            if slot.server_hold and (at_exit or not slot.leased)
+            if slot.is_lent or (slot.server_hold and (at_exit or not slot.leased))
         }
         return held | self._remains.intersection(self.pool.take_all())
 
-    def _end(self, slots: Collection[Slot], channel: Channel | None = None) -> None:
+    def _end(
+        self, slots: Collection[Slot], channel: Channel | None = None
+    ) -> list[str]:
         """Unregister these slots and remove their memory.
 
         A server that may still know of a region keeps it, and nobody could tell any
         more whose it was: then the files stay as if this process had died, for the next
-        session or `clean` to end both.
+        session or `clean` to end both. So they do while other processes have slots of
+        ours. Returns the regions of which only the last user knows when they end.
         """
         self._last_stats = self._collect_stats()
-        if not self._calls.unregister(slots, channel):
+        mine = [slot for slot in slots if not slot.is_lent]
+        claims = self._claims
+        if claims is not None:
+            for slot in slots:
+                claims.let_go(slot)
+        is_forgotten = self._calls.unregister(mine, channel)
+        if len(mine) < len(slots) or not is_forgotten:
             self._is_known = True
         for slot in slots:
+            slot.leased = slot.leased and not slot.is_lent
             slot.close(leave=self._is_known)
         self._remains.difference_update(slots)
+        unused: list[str] = []
         if not self._remains:
-            self.memory.close(leave=self._is_known)
+            self.pool.on_wait = None
+            unused += self.memory.close(leave=self._is_known)
+            unused += [] if claims is None else [claims.close()]
         if not self._is_known:
             self._calls.unregister_doubtful(slots)
+        return unused
+
+    def _clean_up(self, regions: Collection[str]) -> None:
+        """Remove regions that several processes used, if none does any more."""
+        if regions:
+            settings = self._settings
+            with contextlib.suppress(RegionError):
+                clean_up(
+                    limit=_CLEAN_LIMIT,
+                    headers={settings.url: settings.connection.headers},
+                    only=settings.url,
+                    regions=regions,
+                )
 
     def disown(self) -> None:
         """Refuse every use in a forked child; shared memory is not touched."""
         # Another thread of the parent may have held it; it does not exist here.
         self._ending = threading.Lock()
-        for slot in self.pool.slots:
+        self.borrower.disown()
+        for slot in (*self.pool.slots, *self.borrower.slots):
             slot.server_hold = True
             slot.epoch += 1
             # A copy of a descriptor would keep the connection up when the parent
@@ -285,8 +410,19 @@ def _callers_level() -> int:
     return level
 
 
-def _replace(pool: SlotPool, memory: SessionMemory, slot: Slot) -> None:
+def _give_back(pool: SlotPool, borrower: Borrower, slot: Slot) -> None:
+    """Give a slot that no holder has to whoever it belongs to."""
+    borrower.put_back(slot) if slot.is_borrowed else pool.put_back(slot)
+
+
+def _replace(
+    pool: SlotPool, borrower: Borrower, memory: SessionMemory, slot: Slot
+) -> None:
     """Put new memory in the place of a slot that must never be used again."""
+    if slot.is_borrowed:
+        # Its home has to.
+        borrower.give_up(slot)
+        return
     pool.replace(slot, memory.make_slots(1)[0])
     # Nobody waits any more for a step of a sequence that was sent from there.
     slot.epoch += 2

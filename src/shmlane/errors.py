@@ -80,6 +80,10 @@ class LeaseExpired(UsageError, RuntimeError):
     """A lease or result was used after the memory behind it went back to the pool."""
 
 
+class HandoffExpired(UsageError, RuntimeError):
+    """A slot was adopted before, or taken back, or its home has ended."""
+
+
 class LeaseBusy(UsageError, RuntimeError):
     """The lease still waits for the reply of an earlier request on the same memory."""
 
@@ -116,6 +120,12 @@ class PoolError(ShmlaneError):
 
 class LeaseTimeout(PoolError, TimeoutError):
     """No slot became free in time."""
+
+    retryable = True
+
+
+class SlotsClaimed(PoolError):
+    """Other processes have claimed the slots of a shared region."""
 
     retryable = True
 

@@ -45,13 +45,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .errors import RegionError
-from .layout import SlotLayout
+from .errors import RegionError, ShmlaneError, TensorMismatch
+from .layout import SlotLayout, TensorPlan
+from .metadata import ModelMetadata, lookup
 from .records import LINE_BYTES, MOST_DIMENSIONS, entry_bytes, record_bytes
 from .regions import PAGE_BYTES, round_up
 
 MAGIC = b"shmlane\0"
 VERSION = 2
+
+# What `RegionHeader.description` has of a tensor.
+_Told = Mapping[str, Any]
 
 _FIXED = struct.Struct("<8sIIQQQQQIIQII")
 _ROW = struct.Struct("<QQQII8s")
@@ -128,6 +132,22 @@ class RegionHeader:
     def record_offset(self, index: int) -> int:
         return self.records_offset + index * self.record_stride
 
+    def layout(self, metadata: ModelMetadata) -> SlotLayout:
+        """The blocks of each slot, for a session with the model of `metadata`.
+
+        Raises `UsageError` where the model has other tensors, `RegionError` where the
+        header does not say.
+        """
+        try:
+            tensors = [_planned(each, metadata) for each in self.description["tensors"]]
+        except (KeyError, TypeError) as error:
+            if isinstance(error, ShmlaneError):
+                raise
+            raise RegionError(
+                f"the region header does not tell its tensors: {error!r}."
+            ) from error
+        return SlotLayout(tuple(tensors), self.stride)
+
     def pack(self) -> bytes:
         """The header as a region begins with it: no slot was ever used."""
         tensors = self.description["tensors"]
@@ -188,3 +208,19 @@ class RegionHeader:
         return cls(
             slots, records, first, stride, record, entry, description, fields[-1] == 1
         )
+
+
+def _planned(told: _Told, metadata: ModelMetadata) -> TensorPlan:
+    """One tensor of a description, as it is in the model now."""
+    is_input = told["kind"] == "input"
+    specs = metadata.inputs if is_input else metadata.outputs
+    spec = lookup(specs, told["name"], told["kind"])
+    if spec.datatype != told["datatype"]:
+        raise TensorMismatch(
+            f"tensor {spec.name!r} is {spec.datatype} in the model now, and"
+            f" {told['datatype']} in the region.",
+            hint="The model was replaced: open its sessions anew.",
+            tensor=spec.name,
+        )
+    shape = None if told["shape"] is None else spec.check_shape(told["shape"])
+    return TensorPlan(spec, is_input, shape, told["offset"], told["capacity"])

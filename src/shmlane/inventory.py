@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -105,19 +105,21 @@ def clean_up(
     headers: Mapping[str, Mapping[str, str]] | None = None,
     only: str | None = None,
     force: bool = False,
+    regions: Collection[str] | None = None,
 ) -> Cleaned:
     """Remove this user's regions whose owners died, here and on their servers.
 
     limit: seconds for each server. headers: by server URL or `ANY_SERVER`, where an API
     is restricted. only: the URL of the one server to ask, so that others that are away
-    cost no time. A server that fails once is not asked again.
+    cost no time. regions: names of the only ones to look at. A server that fails once
+    is not asked again.
     A region whose server cannot be asked now stays for the next one to clean, and so
     does one whose header cannot be read, unless `force`: without the file, nobody can
     tell any more whose its registrations are.
     """
     cleaned = Cleaned([], [], {})
     headers = headers or {}
-    for server, problem, paths in _own_files(only):
+    for server, problem, paths in _own_files(only, regions):
         known = headers.get(server) or headers.get(ANY_SERVER)
         for start in range(0, len(paths), _AT_ONCE):
             # Locked to the end: nobody can begin to use what is being removed.
@@ -135,13 +137,17 @@ def clean_up(
     return cleaned
 
 
-def _own_files(only: str | None) -> list[tuple[str, str, list[str]]]:
+def _own_files(
+    only: str | None, regions: Collection[str] | None
+) -> list[tuple[str, str, list[str]]]:
     """This user's region files by server, or by what keeps it from being known.
 
     A file that does not begin as a region does was never registered by us.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for path in region_files():
+        if regions is not None and os.path.basename(path) not in regions:
+            continue
         # Gone meanwhile, or another user's: not ours to remove.
         with contextlib.suppress(OSError):
             if os.lstat(path).st_uid != os.geteuid():

@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
 
 from .errors import OutOfSharedMemory, PoolClosed, RegionError
 from .header import RegionHeader
 from .layout import SlotLayout, TensorPlan
+from .opened import OpenedRegion
 from .private import PrivateMemory
 from .regions import PAGE_BYTES, Region, RegionOptions, round_up
 from .slots import Slot
@@ -42,13 +46,20 @@ class SessionMemory:
         self._model = model
         self._lock = threading.Lock()
         self._regions: list[Memory] = []
-        self._extension_bytes = 0
+        self._extensions: weakref.WeakSet[Memory] = weakref.WeakSet()
+        self._shared: list[Region] = []
         self._closed = False
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all memory of the session."""
-        return sum(region.nbytes for region in self._regions) + self._extension_bytes
+        """Bytes of all memory that the session made and has not handed over."""
+        regions = (*self._regions, *self._extensions)
+        own = sum(region.nbytes for region in regions if region.is_owned)
+        return own + sum(region.nbytes for region in self._shared)
 
     def make_slots(self, count: int) -> list[Slot]:
         """A new region cut into `count` slots."""
@@ -58,6 +69,29 @@ class SessionMemory:
             self._regions.append(region)
         self._check_open(region)
         return [Slot(index, region, header, self.layout) for index in range(count)]
+
+    def make_shared(
+        self, count: int, told: Mapping[str, Any]
+    ) -> tuple[Region, list[Slot]]:
+        """A new region cut into `count` slots for whoever claims them.
+
+        told: what they need to know. Ours until it is given to `share`.
+        """
+        header = self._header(self.layout, count, told)
+        with self._lock:
+            region = self._make_region(header)
+        self._check_open(region)
+        assert isinstance(region, Region)
+        slots = [Slot(index, region, header, self.layout) for index in range(count)]
+        return region, slots
+
+    def share(self, region: Region) -> None:
+        """Have other processes use the region, also when this one is gone."""
+        region.hand_over()
+        self._shared.append(region)
+        if self._closed:
+            region.leave()
+            raise PoolClosed("the session is closed.")
 
     def grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
         """Give `tensor` a block of at least `nbytes` bytes in a region of its own.
@@ -94,24 +128,32 @@ class SessionMemory:
             tensor.spec, tensor.plan.is_input, tensor.default, 0, capacity
         )
         header = self._header(SlotLayout((plan,), capacity), 1)
-        old = slot.extensions.get(tensor.name)
         with self._lock:
             region = self._make_region(header)
-            self._extension_bytes += region.nbytes
-            self._extension_bytes -= old.region.nbytes if old else 0
+            self._extensions.add(region)
         self._check_open(region)
         slot.extend(tensor, region, offset=header.first_slot, capacity=capacity)
 
-    def close(self, *, leave: bool = False) -> None:
+    def open_extension(self, name: str) -> Memory:
+        """Where another process has moved a tensor of ours to."""
+        region = OpenedRegion(name)
+        self._extensions.add(region)
+        return region
+
+    def close(self, *, leave: bool = False) -> list[str]:
         """Let go of the slots' regions; from here on none is made.
 
-        leave: their names stay, for whoever cleans up after this session.
+        leave: their names stay, for whoever cleans up after this session. Returns the
+        shared ones, which others may still use.
         """
         # Without the lock, which a finaliser may meet: whoever makes a region looks at
         # this afterwards.
         self._closed = True
         for region in self._regions:
             region.leave() if leave else region.close()
+        for shared in self._shared:
+            shared.leave()
+        return [shared.name for shared in self._shared]
 
     def _check_open(self, region: Memory) -> None:
         """Leave nothing behind of a session that closed while `region` was made."""
@@ -119,9 +161,16 @@ class SessionMemory:
             region.close()
             raise PoolClosed("the session is closed.")
 
-    def _header(self, layout: SlotLayout, slots: int) -> RegionHeader:
+    def _header(
+        self, layout: SlotLayout, slots: int, told: Mapping[str, Any] | None = None
+    ) -> RegionHeader:
         return RegionHeader.plan(
-            layout, slots, pid=os.getpid(), server=self._server, model=self._model
+            layout,
+            slots,
+            pid=os.getpid(),
+            server=self._server,
+            model=self._model,
+            session=told,
         )
 
     def _make_region(self, header: RegionHeader) -> Memory:

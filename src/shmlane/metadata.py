@@ -224,6 +224,26 @@ class ModelMetadata:
             decoupled=more.decoupled,
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` makes the same of, by its arguments."""
+        return {
+            "metadata": {
+                "name": self.name,
+                "versions": list(self.versions),
+                "platform": self.platform,
+                "inputs": [_spec_json(spec) for spec in self.inputs.values()],
+                "outputs": [_spec_json(spec) for spec in self.outputs.values()],
+            },
+            "config": {
+                "max_batch_size": self.max_batch_size,
+                "input": [
+                    {"name": spec.name, "optional": spec.optional}
+                    for spec in self.inputs.values()
+                ],
+            },
+            "server_version": self.server_version,
+        }
+
     def __repr__(self) -> str:
         tensors = (
             f"{kind}: {', '.join(map(repr, specs.values()))}"
@@ -285,6 +305,11 @@ def _specs(tensors: object, kind: str, config: _Config) -> Mapping[str, TensorSp
             config.max_batch,
         )
     return MappingProxyType(specs)
+
+
+def _spec_json(spec: TensorSpec) -> dict[str, Any]:
+    shape = list(spec.shape)
+    return {"name": spec.name, "datatype": spec.datatype, "shape": shape}
 
 
 def _shape(sizes: object, what: str) -> Shape:

@@ -23,7 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from .errors import LeaseTimeout, PoolClosed, RegionError
+from .errors import LeaseTimeout, PoolClosed, RegionError, UsageError
 from .slots import Holder, Label, RootWatch, Slot, move
 from .tensors import COUNTS_ARE_EXACT
 from .timing import Deadline, in_seconds
@@ -71,10 +71,12 @@ class SlotPool:
         self.slots = list(slots)
         self.waits = 0
         self.spare_slots = 0
+        # Called when somebody has begun to wait: it may know of slots to be fetched.
+        self.on_wait: Callable[[], object] | None = None
         self._spare: Spare | None = spare
         self._errand: Waiter | None = None
         # The last slot released is the first handed out: its memory is in the cache.
-        self._free = deque(reversed(self.slots))
+        self._free = deque(each for each in reversed(slots) if not each.server_hold)
         self._pinned: deque[Slot] = deque()
         # Each step pops one slot; IndexError where there is none, now.
         self._free_slots: Iterator[Slot] = iter(self._free.pop, None)
@@ -238,6 +240,8 @@ class SlotPool:
             self._look_round()
             self.waits += not (waiter.is_served or self._errand is waiter)
         self._settle()
+        if self.on_wait is not None and not waiter.is_served:
+            self.on_wait()
 
     def is_sent(self, waiter: Waiter) -> bool:
         """Whether the gate was opened for an errand: to make the spare slots."""
@@ -335,7 +339,16 @@ class SlotPool:
 
     # --- telling ----------------------------------------------------------------------
 
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._waiters)
+
     def _check_open(self) -> None:
+        if not self.slots:
+            raise UsageError(
+                "this session has claimed no slots: it can only adopt those of others.",
+                hint="Claim some: Session.attach(handle, slots=1).",
+            )
         if self._closed:
             raise PoolClosed(
                 "the session is closed.", hint="Open a new one, or close it later."
@@ -387,6 +400,11 @@ def _advice(counts: Mapping[Label, int]) -> str:
         return (
             "Late slots wait for replies whose callers have timed out: the server is"
             " slower than the timeout of infer."
+        )
+    if Label.LENT in counts:
+        return (
+            "Lent slots are with other processes: they come back when those release"
+            " their leases, or do not adopt them within Timeouts(handoff=) seconds."
         )
     if Label.PINNED in counts:
         return "Copy results that outlive their lease (.copy()), or raise slots=."

@@ -21,6 +21,7 @@ class PrivateMemory:
     """
 
     is_shared = False
+    is_owned = True
     name = path = ""
 
     def __init__(self, nbytes: int) -> None:
@@ -43,6 +44,12 @@ class PrivateMemory:
 
     def leave(self) -> None:
         """As `close`: there is no name that could stay."""
+
+    def hand_over(self) -> None:
+        """Nothing: no other process can use it."""
+
+    def take_over(self) -> None:
+        """Nothing, as `hand_over`."""
 
     def __repr__(self) -> str:
         return f"<PrivateMemory {self.nbytes} bytes>"

@@ -90,47 +90,17 @@ def round_up(nbytes: int, multiple: int) -> int:
     return -(-nbytes // multiple) * multiple
 
 
-class Region:
-    """One named block of shared memory that this process made and owns.
+class MappedFile:
+    """A region file that is mapped here, whoever made it.
 
     Arrays made by `array` keep the mapping alive: they stay readable and writable
-    after `close`, which takes the name away at once and the memory with the last array.
-    Not thread-safe to close twice at once; everything else is read-only state.
+    after the region was closed.
     """
 
     is_shared = True
-
-    def __init__(
-        self, nbytes: int, *, header: bytes, options: RegionOptions | None = None
-    ) -> None:
-        """Make a region of at least `nbytes` bytes that starts with `header`.
-
-        Raises `OutOfSharedMemory` before any page is used when the file system has too
-        little room, `RegionError` for anything else that the machine refuses.
-        """
-        _require_linux()
-        options = options or RegionOptions()
-        self.name = PREFIX + secrets.token_hex(8)
-        self.nbytes = round_up(max(nbytes, len(header), 1), PAGE_BYTES)
-        self._owner = os.getpid()
-        self._lock = OwnerLock()
-        self._mapping: mmap.mmap | None = None
-        # A program that ends without closing its session must not leave the file, and
-        # neither may Ctrl-C right after it was named.
-        self._at_end = weakref.finalize(
-            self, _let_go, self.path, self._owner, self._lock
-        )
-        # Not by itself at exit, where sessions still need the file: see below.
-        self._at_end.atexit = False
-        _regions.add(self)
-        try:
-            self._mapping = self._create(header, options)
-        except OSError as error:
-            what = f"make a shared memory region of {self.nbytes} bytes"
-            raise _failed(what, error, nbytes=self.nbytes) from error
-        finally:
-            if self._mapping is None:
-                self.close()
+    name: str
+    nbytes: int
+    _mapping: Any
 
     @property
     def path(self) -> str:
@@ -152,12 +122,47 @@ class Region:
             raise RegionError(f"region {self.name} is closed.")
         return np.frombuffer(self._mapping, np.uint8, nbytes, offset)
 
+
+class Region(MappedFile):
+    """One named block of shared memory that this process made and owns.
+
+    `close` takes the name away at once, and the memory with the last array over it.
+    Not thread-safe to close twice at once; everything else is read-only state.
+    """
+
+    def __init__(
+        self, nbytes: int, *, header: bytes, options: RegionOptions | None = None
+    ) -> None:
+        """Make a region of at least `nbytes` bytes that starts with `header`.
+
+        Raises `OutOfSharedMemory` before any page is used when the file system has too
+        little room, `RegionError` for anything else that the machine refuses.
+        """
+        _require_linux()
+        options = options or RegionOptions()
+        self.name = PREFIX + secrets.token_hex(8)
+        self.nbytes = round_up(max(nbytes, len(header), 1), PAGE_BYTES)
+        self._owner = os.getpid()
+        self._lock = OwnerLock()
+        self._mapping: mmap.mmap | None = None
+        self.take_over()
+        _regions.add(self)
+        try:
+            self._mapping = self._create(header, options)
+        except OSError as error:
+            what = f"make a shared memory region of {self.nbytes} bytes"
+            raise could_not(what, error, nbytes=self.nbytes) from error
+        finally:
+            if self._mapping is None:
+                self.close()
+
     def close(self) -> None:
         """Take the name away and let go of the memory; live arrays stay valid."""
         if self._at_end.alive:
             _let_go(self.path, self._owner, self._lock)
             # Only now: what Ctrl-C kept from being done is done at the end.
             self._at_end.detach()
+        self._lock.drop()
         # Live arrays refer to the mapping too: the last of them unmaps it.
         self._mapping = None
 
@@ -166,12 +171,36 @@ class Region:
 
         For what a server may still know of the region: cleaning up takes back both.
         """
-        self._at_end.detach()
+        self.hand_over()
         self._lock.drop()
         self._mapping = None
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether the name goes when this is closed or dropped."""
+        return self._at_end.alive
+
+    def hand_over(self) -> None:
+        """Have the name stay when this is closed or dropped: it is not ours to take.
+
+        Other processes use the memory, and whoever cleans up after the last removes it.
+        """
+        self._at_end.detach()
+
+    def take_over(self) -> None:
+        """Remove the name when this is closed, or dropped.
+
+        A program that ends without closing its session must not leave the file, and
+        neither may Ctrl-C right after it was named.
+        """
+        self._at_end = weakref.finalize(
+            self, _let_go, self.path, self._owner, self._lock
+        )
+        # Not by itself at exit, where sessions still need the file: see below.
+        self._at_end.atexit = False
+
     def __repr__(self) -> str:
-        state = "open" if self._at_end.alive else "closed"
+        state = "closed" if self._mapping is None else "open"
         return f"<Region {self.name} {self.nbytes} bytes {state}>"
 
     def _create(self, header: bytes, options: RegionOptions) -> mmap.mmap:
@@ -233,7 +262,7 @@ def region_files() -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise _failed("look for shared memory regions", error) from error
+        raise could_not("look for shared memory regions", error) from error
 
 
 @contextlib.contextmanager
@@ -263,7 +292,7 @@ def _require_linux() -> None:
         )
 
 
-def _failed(what: str, error: OSError, **context: Any) -> RegionError:
+def could_not(what: str, error: OSError, **context: Any) -> RegionError:
     hint = (
         f"{SHM_DIRECTORY} must be a tmpfs that this user may write to, and /proc must"
         " be mounted."

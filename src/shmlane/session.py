@@ -18,6 +18,7 @@ from .engine import Engine
 from .errors import LeaseTimeout, ModelNotReady, ServerUnreachable, UsageError
 from .exchange import Answer
 from .futures import Kept, OwnedResult, Submission
+from .handoff import SessionHandle, SlotRef
 from .leases import Result
 from .metadata import Array, ModelMetadata
 from .migration import LendingLease
@@ -30,6 +31,7 @@ from .session_base import (
     checked_inputs,
     checked_limit,
 )
+from .settings import checked_count
 from .slots import Slot
 from .stream_plan import StreamPlan
 from .streams import Course, Stream
@@ -345,6 +347,29 @@ class Session(BaseSession):
         if not self._ensure_open().pool.take_if_open(lease):
             return None
         lease._begin()
+        return lease
+
+    def share(self, *, slots: int | None = None) -> SessionHandle:
+        """Make slots beside those of this session, for processes that attach.
+
+        slots: how many, as many as this session has if not given. They live as long as
+        any session that shares, has claimed or has adopted one of them. Raises what
+        `open` raises.
+        """
+        engine = self._ensure_open()
+        count = self._settings.slots if slots is None else slots
+        return engine.share(checked_count(count))
+
+    def adopt(self, ref: SlotRef) -> Lease:
+        """The lease of a slot that was detached, by any session with this model.
+
+        Its inputs are as they were filled; they can be changed, and more be filled.
+        Released or detached, it goes back or on. Raises `HandoffExpired`, and
+        `UsageError` for slots of another server or model.
+        """
+        engine = self._ensure_open()
+        lease = Lease(self)
+        lease._adopt(engine, ref)
         return lease
 
     def warmup(self) -> None:

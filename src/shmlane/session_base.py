@@ -12,17 +12,19 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from .endpoint import Connection
 from .engine import Engine
 from .errors import ForkedSession, PoolClosed, ShmlaneError, UsageError
+from .handoff import SessionHandle, SlotRef
 from .layout import Sizes
 from .leases import BaseLease
 from .lifetimes import look_after
 from .options import RequestOptions
 from .regions import RegionOptions
 from .settings import Settings
+from .sharing import attached_settings
 from .slots import Holder, Slot
 from .stats import SessionStats
 from .tensors import Tensor
@@ -61,6 +63,40 @@ class SendingLease(BaseLease):
             return slot, engine, host._timeouts.infer
         return slot, engine, checked_limit(timeout)
 
+    def detach(self) -> SlotRef:
+        """Lend the slot, as it is filled, to whichever process adopts it; ends this.
+
+        Give the reference to `Session.adopt`, in this process or another. It is good
+        once, for `Timeouts.handoff` seconds; the slot comes back by itself. Raises
+        `UsageError` while views of the slot are alive, or if its tensors go over the
+        wire, and `LeaseExpired`, `LeaseBusy`.
+        """
+        slot, host = self._slot, self._host
+        if slot is None or slot.server_hold or self.held is None:
+            raise self._unusable(slot)
+        if host._engine is None or host._state is not State.OPEN:
+            raise host._unusable()
+        viewed = [tensor.name for tensor in slot.tensors if tensor.has_views()]
+        if viewed:
+            raise UsageError(
+                "arrays over this slot are alive, through which it could be changed"
+                f" while another process has it: {', '.join(map(repr, viewed))}.",
+                hint="Let go of them first (del view), or fill with lease.write.",
+                tensors=viewed,
+            )
+        self._slot = None
+        try:
+            return host._engine.hand_over(self, slot, self._given)
+        except BaseException:
+            # Interrupted, it may have been lent: then it comes back by itself.
+            self._slot = self.held
+            raise
+
+    def _adopt(self, engine: Engine, ref: SlotRef) -> None:
+        given = engine.adopt(ref, self)
+        self._begin()
+        self._given = given
+
     def _zero(self) -> bool:
         """Fill what has to be given with zeros; False if not every shape is known."""
         assert self._slot is not None
@@ -91,24 +127,54 @@ class BaseSession:
         timeouts: Timeouts | None = None,
         region: RegionOptions | None = None,
     ) -> None:
+        self._begin(
+            Settings.check(
+                url,
+                model,
+                version=version,
+                slots=slots,
+                memory=memory,
+                shapes=shapes,
+                outputs=outputs,
+                rerun=rerun,
+                connection=connection,
+                timeouts=timeouts,
+                region=region,
+            )
+        )
+
+    @classmethod
+    def attach(
+        cls,
+        handle: SessionHandle,
+        *,
+        slots: int = 1,
+        connection: Connection | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> Self:
+        """A session with slots that another process shares; see `share`.
+
+        slots: how many are claimed when this is opened, for as long as it lives; with 0
+        it can only `adopt`. The kernel gives back the claims of a process that dies. No
+        server is asked for it: a process that only fills and detaches needs none.
+        Raises `RegionError` where the shared slots are gone, and opening raises
+        `SlotsClaimed` where too few are unclaimed.
+        """
+        session = cls.__new__(cls)
+        session._begin(
+            attached_settings(
+                handle, slots=slots, connection=connection, timeouts=timeouts
+            )
+        )
+        return session
+
+    def _begin(self, settings: Settings) -> None:
         self._state = State.NEW
         self._engine: Engine | None = None
-        self._settings = settings = Settings.check(
-            url,
-            model,
-            version=version,
-            slots=slots,
-            memory=memory,
-            shapes=shapes,
-            outputs=outputs,
-            rerun=rerun,
-            connection=connection,
-            timeouts=timeouts,
-            region=region,
-        )
+        self._settings = settings
         self._timeouts = settings.timeouts
-        self.url = url
-        self.model = model
+        self.url = settings.url
+        self.model = settings.model
         self.version = settings.version
         self._opening = threading.Lock()
         look_after(self)
@@ -193,6 +259,8 @@ class BaseSession:
             engine.give_up(slot)
         if slot.server_hold:
             engine.receiver.take_over(lease)
+        elif slot.is_borrowed:
+            engine.borrower.release(lease)
         else:
             engine.pool.release(lease)
         if self._state is State.CLOSED:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .endpoint import Connection, Endpoint
 from .errors import UsageError
+from .handoff import SessionHandle
 from .layout import Sizes
 from .regions import RegionOptions
 from .timing import Timeouts
@@ -39,6 +40,7 @@ class Settings:
     region: RegionOptions
     endpoint: Endpoint
     requests: HttpRequests
+    handle: SessionHandle | None = None
 
     @classmethod
     def check(
@@ -55,8 +57,12 @@ class Settings:
         connection: Connection | None,
         timeouts: Timeouts | None,
         region: RegionOptions | None,
+        handle: SessionHandle | None = None,
     ) -> Settings:
-        """Raises `UsageError` for arguments that cannot work."""
+        """Raises `UsageError` for arguments that cannot work.
+
+        handle: slots of other processes to be claimed, in the place of own ones.
+        """
         _check_types(
             url=(url, str),
             model=(model, str),
@@ -73,7 +79,7 @@ class Settings:
             url=url,
             model=model,
             version=_checked_version(version),
-            slots=_checked_count(slots),
+            slots=checked_count(slots, least=1 if handle is None else 0),
             memory=_checked_memory(memory),
             shapes=shapes,
             outputs=outputs,
@@ -88,6 +94,7 @@ class Settings:
                 version=_checked_version(version),
                 headers=connection.headers,
             ),
+            handle=handle,
         )
 
 
@@ -121,11 +128,14 @@ def _checked_memory(memory: str) -> str:
     )
 
 
-def _checked_count(slots: int) -> int:
+def checked_count(slots: int, *, least: int = 1) -> int:
+    """A number of slots; `UsageError` if it is none."""
     try:
         count = operator.index(slots)
     except TypeError:
-        count = 0
-    if count < 1:
-        raise UsageError(f"slots={slots!r}: give a whole number of slots, 1 or more.")
+        count = -1
+    if count < least:
+        raise UsageError(
+            f"slots={slots!r}: give a whole number of slots, {least} or more."
+        )
     return count

@@ -17,6 +17,7 @@ from .header import RegionHeader
 from .layout import SlotLayout
 from .metadata import Array, Shape
 from .options import RequestOptions
+from .records import Record
 from .replies import HttpReply
 from .sizes import Key
 from .tensors import COUNTS_ARE_EXACT, NOTHING, Memory, Registration, Tensor
@@ -42,6 +43,7 @@ class Label(Enum):
     IN_FLIGHT = "in flight"
     LATE = "late"
     LOST = "lost"
+    LENT = "lent"
     PINNED = "pinned"
 
 
@@ -168,7 +170,9 @@ class Slot:
 
     server_hold: a request is unanswered; set before the first byte leaves, cleared only
         on a complete reply of Triton's or a proven drain.
-    leased: somebody's lease is on it. epoch: changes whenever results on it expire.
+    leased: somebody's lease is on it, or another process has it: is_lent. is_borrowed:
+        another process lends it. notes: its record in the region.
+    epoch: changes whenever results on it expire.
     turn: which of the two requests was sent last, also before others were prepared.
     own_id: the caller's own id that was sent last, "" if it was one of ours.
     foreign: the epoch in which another client was last to send a request from here.
@@ -185,7 +189,10 @@ class Slot:
         "has_loans",
         "index",
         "inputs",
+        "is_borrowed",
+        "is_lent",
         "leased",
+        "notes",
         "obsolete",
         "outgrown",
         "outputs",
@@ -196,6 +203,7 @@ class Slot:
         "renewals",
         "required",
         "server_hold",
+        "start",
         "tensors",
         "turn",
         "watches",
@@ -213,11 +221,16 @@ class Slot:
         self.foreign = -2
         self.leased = False
         self.has_loans = False
+        self.is_lent = False
+        self.is_borrowed = False
         self.server_hold = False
         self.channel: Channel | None = None
         self.prepared: Prepared | None = None
         # A memory view: storing one byte through an array costs twice as much.
-        self.record = region.array(header.record_offset(index), 1).data
+        at = header.record_offset(index)
+        self.record = region.array(at, header.record_stride).data
+        self.notes = Record(self.record, header.entry_stride)
+        self.start = header.slot_offset(index)
         own = Registration(region, index, 0, slots=header.slots)
         self.registrations = [own] if region.is_shared else []
         self.obsolete: list[str] = []
@@ -229,8 +242,7 @@ class Slot:
         self.outputs: dict[str, Tensor] = {}
         for number, plan in enumerate(layout.tensors):
             tensor = Tensor(plan, 1 << number)
-            offset = header.slot_offset(index) + plan.offset
-            tensor.bind(own, offset, plan.capacity)
+            tensor.bind(own, self.start + plan.offset, plan.capacity)
             (self.inputs if plan.is_input else self.outputs)[tensor.name] = tensor
         self.tensors = (*self.inputs.values(), *self.outputs.values())
         self.required = sum(
@@ -252,7 +264,7 @@ class Slot:
                 return Label.LOST
             return Label.IN_FLIGHT if self.leased else Label.LATE
         if self.leased:
-            return Label.LEASED
+            return Label.LENT if self.is_lent else Label.LEASED
         pinned = self.watches or (COUNTS_ARE_EXACT and not self.is_at_rest)
         return Label.PINNED if pinned else Label.FREE
 
@@ -335,22 +347,38 @@ class Slot:
         input must not move while the server holds the slot; an output moves then
         because the server may still write to its old block.
         """
-        self.prepared = None
         self.generation += 1
         registration = Registration(region, self.index, self.generation)
-        if region.is_shared:
-            self.registrations.append(registration)
-        tensor.bind(registration, offset, capacity)
+        self.move(tensor, registration, offset=offset, capacity=capacity)
+
+    def move(
+        self, tensor: Tensor, place: Registration, *, offset: int, capacity: int
+    ) -> None:
+        """As `extend`, to a region that is registered or named already."""
+        self.prepared = None
+        if place.region.is_shared:
+            self.registrations.append(place)
+        tensor.bind(place, offset, capacity)
         # Last: interrupted before, the old block is still complete.
         old = self.extensions.get(tensor.name)
-        self.extensions[tensor.name] = registration
+        self.extensions[tensor.name] = place
         if old is not None:
-            self.outgrown.append(old.region)
-            if old.region.is_shared:
-                self.registrations.remove(old)
-            if old.is_live:
-                self.obsolete.append(old.name)
-            self.drop_outgrown()
+            self._outgrow(old)
+
+    def move_home(self, tensor: Tensor) -> None:
+        """Move `tensor` back to the slot's own region; its content is not kept."""
+        self.prepared = None
+        plan = tensor.plan
+        tensor.bind(self.registrations[0], self.start + plan.offset, plan.capacity)
+        self._outgrow(self.extensions.pop(tensor.name))
+
+    def _outgrow(self, old: Registration) -> None:
+        self.outgrown.append(old.region)
+        if old.region.is_shared:
+            self.registrations.remove(old)
+        if old.is_live:
+            self.obsolete.append(old.name)
+        self.drop_outgrown()
 
     def drop_outgrown(self) -> None:
         """Remove the blocks that tensors left, once the server has forgotten them.
@@ -393,7 +421,7 @@ class Slot:
         for region in (*extensions, *self.outgrown):
             region.leave() if leave else region.close()
         if not self.leased and not self.server_hold:
-            self.record = NOTHING
+            self.record = self.notes = NOTHING
             for tensor in self.tensors:
                 tensor.array = tensor.root = NOTHING
 

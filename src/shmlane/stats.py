@@ -18,7 +18,8 @@ from .slots import Label
 class SessionStats:
     """Counters since a session was opened, and its slots as they are now.
 
-    free, leased, in_flight, late, lost, pinned: slots by state; they add up to `slots`.
+    free, leased, in_flight, late, lost, pinned, lent: slots by state; they add up to
+    `slots`. adopted: slots of other processes that are in use here.
     spare_slots: slots added because views kept the others. waits: leases that waited.
     connections, registrations: made, the first ones included. reregistrations: those of
     them that replaced a registration. retries: requests sent again; reruns: those of
@@ -35,6 +36,8 @@ class SessionStats:
     late: int = 0
     lost: int = 0
     pinned: int = 0
+    lent: int = 0
+    adopted: int = 0
     spare_slots: int = 0
     waits: int = 0
     connections: int = 0
@@ -59,6 +62,7 @@ class SessionStats:
         registrations: int,
         retries: int,
         reruns: int,
+        adopted: int,
     ) -> SessionStats:
         counts = pool.counts()
         slots = tuple(pool.slots)
@@ -70,6 +74,8 @@ class SessionStats:
             late=counts[Label.LATE],
             lost=counts[Label.LOST],
             pinned=counts[Label.PINNED],
+            lent=counts[Label.LENT],
+            adopted=adopted,
             spare_slots=pool.spare_slots,
             waits=pool.waits,
             connections=connections,

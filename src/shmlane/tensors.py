@@ -8,6 +8,7 @@ says.
 from __future__ import annotations
 
 import sys
+import weakref
 from sys import getrefcount
 from typing import Any, Protocol
 
@@ -33,9 +34,13 @@ class Memory(Protocol):
     def nbytes(self) -> int: ...
     @property
     def is_shared(self) -> bool: ...
+    @property
+    def is_owned(self) -> bool: ...
     def array(self, offset: int, nbytes: int) -> Array: ...
     def close(self) -> None: ...
     def leave(self) -> None: ...
+    def hand_over(self) -> None: ...
+    def take_over(self) -> None: ...
 
 
 class Registration:
@@ -51,26 +56,45 @@ class Registration:
     slots: how many slots register this region.
     """
 
-    __slots__ = ("_slots", "is_live", "key", "name", "region", "slot_index")
+    __slots__ = (
+        "_slots",
+        "generation",
+        "is_live",
+        "name",
+        "region",
+        "slashes",
+        "slot_index",
+    )
 
     def __init__(
         self, region: Memory, slot_index: int, generation: int, *, slots: int = 1
     ) -> None:
         self.region = region
         self.slot_index = slot_index
+        self.slashes = slot_index + 1
         self._slots = slots
-        self.key = "/" * (slot_index + 1) + region.name
         self.renew(generation)
+
+    @property
+    def key(self) -> str:
+        return "/" * self.slashes + self.region.name
 
     def renew(self, generation: int) -> None:
         region = self.region
         is_named = region.is_shared
         self.name = f"{region.name}.{self.slot_index}.{generation}" if is_named else ""
+        self.generation = generation
         self.is_live = False
 
     def respell(self) -> None:
         """Take a key that no slot has used, for the server may still use this one."""
-        self.key = "/" * self._slots + self.key
+        self.slashes += self._slots
+
+    def restore(self, generation: int, slashes: int, *, is_live: bool) -> None:
+        """Be what another process made of it."""
+        self.slashes = slashes
+        self.renew(generation)
+        self.is_live = is_live
 
     def __repr__(self) -> str:
         return f"<Registration {self.name} {'live' if self.is_live else 'not live'}>"
@@ -185,6 +209,20 @@ class Tensor:
     def is_at_rest(self) -> bool:
         """True when nobody outside holds an array over this block."""
         return COUNTS_ARE_EXACT and getrefcount(self.root) == self.resting
+
+    def has_views(self) -> bool:
+        """Whether anybody outside holds an array over this block."""
+        if COUNTS_ARE_EXACT:
+            return not self.is_at_rest
+        watch = weakref.ref(self.root)
+        self.array = self.root = NOTHING
+        root = watch()
+        if root is None:
+            self.revive()
+            return False
+        self.root = root
+        self.array = self._shaped(root, self.shape, self.nbytes)
+        return True
 
     def __repr__(self) -> str:
         return f"<Tensor {self.name} {self.shape} of {self.capacity} bytes>"

@@ -32,17 +32,20 @@ class Timeouts:
     """Limits in seconds. None waits for ever and has to be asked for.
 
     connect: making a connection, retries included. lease: waiting for a free slot.
-    infer: one inference, from making ready to the last byte of the reply. Where the
-    server is given by name, each connection begins with looking that up, for which the
-    limits of the system's resolver hold instead; addresses and Unix sockets need none.
+    infer: one inference, from making ready to the last byte of the reply. handoff: how
+    long a slot that was detached waits to be adopted, before it is taken back.
+    Where the server is given by name, each connection begins with looking that up, for
+    which the limits of the system's resolver hold instead; addresses and Unix sockets
+    need none.
     """
 
     connect: float | None = 2.0
     lease: float | None = 5.0
     infer: float | None = 60.0
+    handoff: float | None = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("connect", "lease", "infer"):
+        for name in ("connect", "lease", "infer", "handoff"):
             check_timeout(getattr(self, name), name)
 
 

@@ -1,0 +1,321 @@
+"""Slots of other processes that this session has adopted, until it returns them.
+
+Owns opening their regions, taking each slot for one lease, and returning it once no
+request and no view is on it. Refuses to know when their homes want them back
+(`lending`), and to send anything.
+
+`release` and `put_back` may be called from finalisers and weak reference callbacks.
+They append to a deque, and serve it only if the lock is free; whoever holds the lock
+looks again after letting go of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Collection
+from typing import NamedTuple
+
+from .claims import Hold
+from .errors import UsageError
+from .handoff import SlotRef
+from .header import RegionHeader
+from .layout import SlotLayout
+from .ledger import Ledger
+from .lending import check_handed, expired
+from .metadata import ModelMetadata
+from .opened import OpenedRegion
+from .records import State
+from .regions import could_not
+from .slots import Channel, Holder, RootWatch, Slot
+
+# Regions that no slot is in use of stay open, to be used again: so many at most.
+_MOST_IDLE = 16
+
+
+class _Line(NamedTuple):
+    """A connection that no slot needs now, and the id that was sent last over it."""
+
+    channel: Channel
+    turn: int
+    own_id: str
+
+
+class _Place:
+    """A region of another process, and those of its slots that were used here."""
+
+    def __init__(self, name: str) -> None:
+        self.region = OpenedRegion(name)
+        self.header = RegionHeader.parse(self.region.view)
+        self.layout: SlotLayout | None = None
+        self.ledgers: dict[int, Ledger] = {}
+        self.loans: dict[int, _Loan] = {}
+
+    def ledger(self, index: int, layout: SlotLayout) -> Ledger:
+        if index not in self.ledgers:
+            slot = Slot(index, self.region, self.header, layout)
+            slot.is_borrowed = True
+            self.ledgers[index] = Ledger(slot, OpenedRegion)
+        return self.ledgers[index]
+
+    def close(self) -> list[str]:
+        """Let go of the memory; the regions that cleaning up may find to be unused."""
+        names = [self.region.name]
+        for ledger in self.ledgers.values():
+            places = ledger.slot.extensions.values()
+            names += [each.region.name for each in places]
+            ledger.slot.close(leave=True)
+        self.region.leave()
+        return names
+
+
+class _Loan:
+    """One slot that was adopted here, from then until it is returned."""
+
+    __slots__ = ("generation", "given", "has_begun", "ledger", "place", "slot")
+
+    def __init__(self, place: _Place, ledger: Ledger, generation: int) -> None:
+        self.place = place
+        self.ledger = ledger
+        self.slot = ledger.slot
+        self.generation = generation
+        self.given = 0
+        # Being returned, perhaps for the second time after Ctrl-C.
+        self.has_begun = False
+
+
+class Borrower:
+    """Adopts slots for one session. Thread-safe.
+
+    server, model: those of the session; slots of others are refused.
+    """
+
+    def __init__(self, *, server: str, model: str, metadata: ModelMetadata) -> None:
+        self._server = server
+        self._model = model
+        self._metadata = metadata
+        self._lock = threading.Lock()
+        self._places: dict[str, _Place] = {}
+        self._loans: dict[Slot, _Loan] = {}
+        self._coming: deque[Slot] = deque()
+        self._lines: list[_Line] = []
+        self._unused: list[str] = []
+        self._closed = False
+
+    @property
+    def slots(self) -> Collection[Slot]:
+        """Those that are adopted now."""
+        return tuple(self._loans)
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._places
+
+    # --- adopting ---------------------------------------------------------------------
+
+    def adopt(self, ref: SlotRef, lease: Holder) -> int:
+        """Give `lease` the slot; the bits of the inputs that are given.
+
+        Raises `HandoffExpired`, `UsageError` for slots of another server or model, and
+        `RegionError`.
+        """
+        self._settle()
+        with self._lock:
+            place = self._place(ref)
+            if ref.slot in place.loans:
+                raise expired(ref, "it was adopted by this session")
+            if not place.region.locks.take(ref.slot, Hold.BORROWER):
+                raise expired(ref, "another process has adopted it")
+            try:
+                loan = self._begin(place, ref)
+                lease._hold[1] = loan.slot
+            except BaseException:
+                if (begun := place.loans.get(ref.slot)) is not None:
+                    self._forget(begun)
+                place.region.locks.give_back(ref.slot, Hold.BORROWER)
+                raise
+        self._settle()
+        return loan.given
+
+    def _begin(self, place: _Place, ref: SlotRef) -> _Loan:
+        """With the borrower's lock."""
+        assert place.layout is not None
+        ledger = place.ledger(ref.slot, place.layout)
+        slot = ledger.slot
+        check_handed(slot, ref)
+        slot.notes.borrower = os.getpid()
+        slot.notes.state = State.ADOPTED
+        loan = _Loan(place, ledger, ref.generation)
+        loan.given = ledger.read()
+        self._connect(slot)
+        place.loans[ref.slot] = loan
+        self._loans[slot] = loan
+        return loan
+
+    def _place(self, ref: SlotRef) -> _Place:
+        place = self._places.get(ref.region)
+        if place is None:
+            self._close_idle()
+            place = self._places[ref.region] = self._open(ref)
+        if ref.slot >= place.header.slots:
+            raise expired(ref, f"the region has {place.header.slots} slots")
+        return place
+
+    def _open(self, ref: SlotRef) -> _Place:
+        try:
+            place = _Place(ref.region)
+        except FileNotFoundError:
+            raise expired(ref, "the region is gone, its home has ended") from None
+        except OSError as error:
+            raise could_not(f"open {ref.region}", error) from error
+        told = place.header.description
+        ours = (self._server, self._model)
+        if (told.get("server"), told.get("model")) != ours:
+            raise UsageError(
+                f"{ref} is a slot of model {told.get('model')!r} at"
+                f" {told.get('server')}, this session is with {self._model!r} at"
+                f" {self._server}.",
+                hint="Adopt with a session of that model and that very URL.",
+            )
+        place.layout = place.header.layout(self._metadata)
+        return place
+
+    def _connect(self, slot: Slot) -> None:
+        """Have one of the connections that no slot needs now."""
+        while self._lines and slot.channel is None:
+            line = self._lines.pop()
+            if line.channel.is_open:
+                # What it was used for last tells which id must not come next.
+                slot.turn, slot.own_id = line.turn, line.own_id
+                slot.channel = line.channel
+
+    # --- returning --------------------------------------------------------------------
+
+    def release(self, holder: Holder) -> None:
+        """Return the slot of `holder`, which neither a lease nor the server holds.
+
+        With live views it is returned when they have died.
+        """
+        self._coming.extend(iter(holder._hold.pop, None))
+        self._settle()
+
+    def put_back(self, slot: Slot) -> None:
+        """Return a slot that no holder has."""
+        self.release(Holder(slot))
+
+    def hand_on(self, lease: Holder, slot: Slot, given: int) -> SlotRef:
+        """Hand the slot of `lease` over to whoever adopts it next."""
+        with self._lock:
+            loan = self._loans[slot]
+            loan.ledger.write(given)
+            generation = loan.generation + 1
+            slot.notes.handoff = generation
+            slot.epoch += 1
+            slot.leased = False
+            slot.notes.state = State.HANDED
+            # Interrupted before this, the lease still has it, and no reference is out.
+            self._coming.extend(iter(lease._hold.pop, None))
+        self._settle()
+        return SlotRef(loan.place.region.name, slot.index, generation)
+
+    def give_up(self, slot: Slot) -> None:
+        """Let go of a slot that the server still holds: its home has it drained."""
+        if slot.channel is not None:
+            slot.channel.close()
+            slot.channel = None
+        with self._lock:
+            if slot in self._loans:
+                self._let_go(self._loans[slot])
+        self._settle()
+
+    def _settle(self) -> None:
+        """Return what has come, unless the holder of the lock will."""
+        while self._coming and not self._lock.locked():
+            with self._lock:
+                while self._coming:
+                    self._finish(self._coming[0])
+                    self._coming.popleft()
+                if self._closed:
+                    self._close_idle()
+
+    def _finish(self, slot: Slot) -> None:
+        """Return a slot if nothing is on it. Done twice, it is done once."""
+        loan = self._loans.get(slot)
+        if loan is None or not self._is_at_rest(slot):
+            return
+        locks = loan.place.region.locks
+        if loan.has_begun and not locks.take(slot.index, Hold.BORROWER):
+            self._forget(loan)
+            return
+        loan.has_begun = True
+        notes = slot.notes
+        if (notes.state, notes.handoff) == (State.ADOPTED, loan.generation):
+            loan.ledger.write(loan.given)
+            notes.state = State.RETURNED
+        self._disconnect(slot)
+        self._let_go(loan)
+
+    def _is_at_rest(self, slot: Slot) -> bool:
+        if slot.watches:
+            return slot.revive()
+        return slot.is_at_rest or not slot.watch(self._note_death)
+
+    def _note_death(self, watch: RootWatch) -> None:
+        self._coming.append(watch.slot)
+        self._settle()
+
+    def _disconnect(self, slot: Slot) -> None:
+        if (channel := slot.channel) is not None:
+            # In this order: interrupted, it is lost, but never that of two slots.
+            slot.channel = None
+            self._lines.append(_Line(channel, slot.turn, slot.own_id))
+
+    def _let_go(self, loan: _Loan) -> None:
+        loan.place.region.locks.give_back(loan.slot.index, Hold.BORROWER)
+        self._forget(loan)
+
+    def _forget(self, loan: _Loan) -> None:
+        loan.place.loans.pop(loan.slot.index, None)
+        self._loans.pop(loan.slot, None)
+
+    # --- closing ----------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Adopt nothing more, and let go of what nobody uses.
+
+        What a lease or a view still has is returned by whoever gives it back.
+        """
+        self._closed = True
+        for slot in self.slots:
+            if slot.server_hold and not slot.leased:
+                self.give_up(slot)
+        self._settle()
+        if not self._lock.locked():
+            with self._lock:
+                self._close_idle()
+
+    def take_unused(self) -> list[str]:
+        """Regions that are not in use here any more, each told of once."""
+        unused, self._unused = self._unused, []
+        return unused
+
+    def disown(self) -> None:
+        """In a forked child: nothing here belongs to it."""
+        # Another thread of the parent may have held it; it does not exist here.
+        self._lock = threading.Lock()
+        self._lines.clear()
+
+    def _close_idle(self) -> None:
+        """Close regions that nobody needs. Under the lock."""
+        idle = [name for name, place in self._places.items() if not place.loans]
+        spare = len(idle) - (0 if self._closed else _MOST_IDLE)
+        for name in idle:
+            if spare > 0 or self._places[name].region.is_removed:
+                self._unused += self._places.pop(name).close()
+                spare -= 1
+        while self._closed and self._lines:
+            self._lines.pop().channel.close()
+
+    def __repr__(self) -> str:
+        return f"<Borrower of {len(self._loans)} slots in {len(self._places)} regions>"
