@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 from .blocking import STEP_PAUSE, BlockingShell
 from .board import Board
-from .errors import RequestLost
+from .errors import PoolClosed, RequestLost, UsageError
 from .exchange import Answer, Exchange, Verdict
 from .flights import Flight, Timetable
 from .futures import Kept
@@ -81,6 +80,8 @@ class AsyncShell:
         self._thread = threading.get_ident()
         self._shell = shell
         self._exchange = exchange
+        # Tasks that infer, and those requests of theirs that are in flight.
+        self._running = 0
         self._flying: set[Landing] = set()
         self._timetable = Timetable()
         self._timer: asyncio.TimerHandle | None = None
@@ -89,6 +90,15 @@ class AsyncShell:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shmlane")
         self._board: Board[Landing] = Board()
         loop.add_reader(self._board.fileno(), self._take_in)
+
+    def check_loop(self) -> None:
+        """Raises `UsageError` in every other event loop."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise UsageError(
+                "this session was opened in another event loop, which its connections"
+                " belong to.",
+                hint="Open a session of its own in each event loop.",
+            )
 
     # --- slots ------------------------------------------------------------------------
 
@@ -104,12 +114,26 @@ class AsyncShell:
             pool.join_queue(waiter)
             await waiter.pass_gate(timeout)
             if pool.is_sent(waiter):
-                await self.run(functools.partial(pool.run_errand, waiter))
+                await self._run_errand(pool, waiter)
                 if not waiter.is_served:
                     await waiter.pass_gate(deadline.remaining)
         finally:
             pool.leave_queue(waiter)
         pool.check_served(waiter, timeout)
+
+    async def _run_errand(self, pool: SlotPool, waiter: TaskWaiter) -> None:
+        """Have a thread make the spare slots.
+
+        Cancelled meanwhile, it waits for that thread: they are made once, and nobody
+        else may be sent for them until then.
+        """
+        errand = self._submit(pool.run_errand, waiter)
+        try:
+            await asyncio.wrap_future(errand, loop=self.loop)
+        except asyncio.CancelledError:
+            if not errand.cancelled():
+                await asyncio.wait({asyncio.wrap_future(errand, loop=self.loop)})
+            raise
 
     # --- one inference ----------------------------------------------------------------
 
@@ -127,16 +151,23 @@ class AsyncShell:
         back when that thread is done.
         """
         flight = Landing(slot, given, limit, options)
-        if options is not None and options.has_sequence:
-            while not self._shell.begin_step(slot, options, flight.deadline):
-                await asyncio.sleep(STEP_PAUSE)
-        if not flight.is_ready:
-            await self.run_apart(lease, self._make_ready, flight)
-        while True:
-            outcome = await self._round_trip(lease, flight)
-            if isinstance(outcome, Answer):
-                return outcome
-            await self.run_apart(lease, self._shell.repair, flight, outcome)
+        self._running += 1
+        try:
+            if options is not None and options.has_sequence:
+                while not self._shell.begin_step(slot, options, flight.deadline):
+                    await asyncio.sleep(STEP_PAUSE)
+            if not flight.is_ready:
+                await self._work_in_time(lease, flight, self._make_ready, flight)
+            while True:
+                outcome = await self._round_trip(lease, flight)
+                if isinstance(outcome, Answer):
+                    return outcome
+                repair = self._shell.repair
+                await self._work_in_time(lease, flight, repair, flight, outcome)
+        finally:
+            self._running -= 1
+            if self._is_closing:
+                self._close_if_idle()
 
     def _make_ready(self, flight: Flight) -> None:
         slot, deadline = flight.slot, flight.deadline
@@ -148,7 +179,8 @@ class AsyncShell:
         if flight.is_small:
             is_sent = flight.send(self._exchange)
         else:
-            is_sent = await self.run_apart(lease, flight.send, self._exchange)
+            send = flight.send
+            is_sent = await self._work_in_time(lease, flight, send, self._exchange)
         if not is_sent:
             return Verdict.SEND_AGAIN
         channel = flight.slot.channel
@@ -167,8 +199,6 @@ class AsyncShell:
             raise
         finally:
             self._flying.discard(flight)
-            if self._is_closing:
-                self._close_if_idle()
 
     def _take_in(self) -> None:
         """The loop found that something has come."""
@@ -214,7 +244,7 @@ class AsyncShell:
 
     async def run(self, work: Callable[[], T]) -> T:
         """`work` in a thread; once it runs, nothing ends it early."""
-        return await asyncio.wrap_future(self._threads.submit(work), loop=self.loop)
+        return await asyncio.wrap_future(self._submit(work), loop=self.loop)
 
     async def run_apart(
         self,
@@ -224,13 +254,42 @@ class AsyncShell:
         threads: ThreadPoolExecutor | None = None,
     ) -> T:
         """`work` on the slot of `lease` in a thread, which has it until it is done."""
-        future = (threads or self._threads).submit(work, *arguments)
+        future = self._submit(work, *arguments, threads=threads)
         try:
             return await asyncio.wrap_future(future, loop=self.loop)
         except asyncio.CancelledError:
             if not future.cancelled():
                 self._leave_to(future, lease)
             raise
+
+    async def _work_in_time(
+        self, lease: BaseLease, flight: Flight, work: Callable[..., T], *arguments: Any
+    ) -> T:
+        """As `run_apart`; it ends in time also where no thread is free to begin.
+
+        Once begun, the work keeps the deadline itself.
+        """
+        future = self._submit(work, *arguments)
+        done = asyncio.wrap_future(future, loop=self.loop)
+        try:
+            await asyncio.wait({done}, timeout=flight.deadline.remaining)
+            if future.cancel():
+                raise timed_out(flight.limit)
+            return await done
+        except asyncio.CancelledError:
+            if not future.cancel():
+                self._leave_to(future, lease)
+            raise
+
+    def _submit(
+        self,
+        work: Callable[..., T],
+        *arguments: Any,
+        threads: ThreadPoolExecutor | None = None,
+    ) -> Future[T]:
+        if self._is_closed:
+            raise PoolClosed("the session was closed meanwhile; nothing was sent.")
+        return (threads or self._threads).submit(work, *arguments)
 
     @staticmethod
     def _leave_to(future: Future[Any], lease: BaseLease) -> None:
@@ -243,20 +302,20 @@ class AsyncShell:
     # --- the end ----------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave the loop once nothing is in flight any more."""
+        """Leave the loop once no task infers any more."""
         self._is_closing = True
         self._close_if_idle()
 
     def close_from_anywhere(self) -> None:
-        """As `close`, of a session that was dropped; also from another thread."""
-        if threading.get_ident() == self._thread:
+        """As `close`, also from another thread than that of the loop."""
+        if threading.get_ident() == self._thread or self.loop.is_closed():
             self.close()
             return
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self.close)
 
     def _close_if_idle(self) -> None:
-        if self._flying or self._is_closed:
+        if self._running or self._is_closed:
             return
         self._is_closed = True
         self._threads.shutdown(wait=False)

@@ -19,6 +19,9 @@ from .options import RequestOptions
 from .slots import Slot
 from .timing import Deadline
 
+# What parameters add to a request has no limit; buffers of Unix sockets have 200 KiB.
+_SMALL_BYTES = 64 << 10
+
 
 class Flight:
     """One request on a slot, and until when its reply is waited for.
@@ -75,15 +78,17 @@ class Flight:
 
     @property
     def is_small(self) -> bool:
-        """Whether sending it never waits: its tensors lie in shared memory."""
+        """Whether sending it never waits: all of it fits an empty buffer."""
         prepared = self.slot.prepared
-        return prepared is None or not prepared.wire_inputs
+        return prepared is None or not (
+            prepared.wire_inputs or len(prepared.requests[0]) > _SMALL_BYTES
+        )
 
     def send(self, exchange: Exchange) -> bool:
         """Send it; False if the connection was dead, so that the server has nothing.
 
-        Waits only where tensors go over the wire. Raises `InferTimeout` then; nothing
-        is in flight in that case.
+        Waits only where it is not small. Raises `InferTimeout` then; nothing is in
+        flight in that case.
         """
         slot = self.slot
         channel = slot.channel
@@ -131,10 +136,14 @@ class Flight:
                 reply = channel.feed(first)
             else:
                 reply = channel.advance()
-            return None if reply is None else exchange.accept(slot, reply, data)
+            outcome = None if reply is None else exchange.accept(slot, reply, data)
         except BaseException:
             channel.close()
             raise
+        if isinstance(outcome, Verdict):
+            # That was an error, too, and whoever was to send again may be gone.
+            channel.close()
+        return outcome
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.slot!r}>"

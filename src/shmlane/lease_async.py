@@ -36,16 +36,19 @@ class AsyncLease(SendingLease):
     """The right to use one slot: fill inputs, infer, read the result in place.
 
     `async with session.lease() as lease`, or `lease = await session.lease()` and
-    `release` in the end; until then it has no slot. Belongs to one task at a time.
+    `release` in the end; until then it has no slot. Belongs to one task at a time:
+    while one waits with it, it refuses everybody else.
     """
 
-    __slots__ = ("_is_sending", "_limit")
+    __slots__ = ("_is_busy", "_is_left", "_limit")
     _host: AsyncHost
 
     def __init__(self, host: AsyncHost, limit: float | None) -> None:
         super().__init__(host)
         self._limit = limit
-        self._is_sending = False
+        # A task waits with it; whoever releases it then leaves the end to that task.
+        self._is_busy = False
+        self._is_left = False
 
     async def infer(
         self, *, timeout: Timeout = DEFAULT, options: RequestOptions | None = None
@@ -104,29 +107,41 @@ class AsyncLease(SendingLease):
         self, timeout: Timeout, options: RequestOptions | None
     ) -> tuple[Slot, int, Answer]:
         slot, _, limit = self._check(timeout, options)
-        if self._is_sending:
-            raise LeaseBusy(
-                "another task infers with this lease now.",
-                hint="A lease belongs to one task at a time: take one for each.",
-            )
         shell = self._host._shell
         assert shell is not None
+        shell.check_loop()
         # Whatever was read before expires, also if this fails.
         slot.epoch = epoch = slot.epoch + 1
-        self._is_sending = True
+        self._slot = None
+        self._is_busy = True
         try:
             answer = await shell.infer(self, slot, self._given, limit, options)
         finally:
-            self._is_sending = False
+            self._is_busy = False
+            if self._is_left:
+                self.release()
+            elif self._hold:
+                self._slot = slot
+        if self._slot is None:
+            raise self._unusable(None)
         return slot, epoch, answer
 
     async def _take(self) -> Self:
-        if self._slot is not None or not self._hold:
+        if self._is_busy or self._slot is not None or not self._hold:
             raise UsageError(
                 f"{self!r} was begun before.", hint="Take another: session.lease()."
             )
-        await self._host._acquire(self, self._limit)
-        self._begin()
+        self._is_busy = True
+        try:
+            await self._host._acquire(self, self._limit)
+            self._begin()
+        finally:
+            self._is_busy = False
+            # Cancelled, it may have been served before that.
+            if self._is_left or self.held is not self._slot:
+                self.release()
+        if self._slot is None:
+            raise self._unusable(None)
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -148,11 +163,49 @@ class AsyncLease(SendingLease):
             raise self._unusable(None)
         return self
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the slot back; doing so again does nothing.
+
+        As `Lease.release`. While a task waits with this lease, its slot goes back when
+        that has ended, and the task gets `LeaseExpired`.
+        """
+        if self._is_busy:
+            self._slot = None
+            self._is_left = True
+        elif self.held is not None:
+            super().release()
+        else:
+            # One that was never begun cannot be from now on.
+            self._hold.clear()
+
     def _unusable(self, slot: Slot | None) -> ShmlaneError:
-        if slot is None and self._hold and self._host._why_unusable() is None:
+        if self._host._why_unusable() is not None or self._is_left:
+            return super()._unusable(slot)
+        if self._is_busy:
+            return LeaseBusy(
+                "another task waits with this lease now.",
+                hint="A lease belongs to one task at a time: take one for each.",
+            )
+        if slot is None and self._hold:
             return LeaseExpired(
                 "this lease has no slot yet.",
                 hint="Wait for one: async with session.lease() as lease, or"
                 " lease = await session.lease().",
             )
         return super()._unusable(slot)
+
+    def __repr__(self) -> str:
+        state = "released"
+        if (slot := self.held) is not None:
+            state = repr(slot)
+        elif self._hold:
+            state = "not begun"
+        return f"<AsyncLease {state}>"

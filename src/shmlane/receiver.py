@@ -109,8 +109,10 @@ class Receiver(Background):
         future.add_done_callback(functools.partial(self._look_at, submission))
         try:
             self._shell.launch(submission)
-        except Exception as error:
+        except BaseException as error:
             submission.fail(error)
+            if not isinstance(error, Exception):
+                raise
         else:
             self._serve(submission)
         return future

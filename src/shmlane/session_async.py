@@ -67,7 +67,8 @@ class AsyncSession(AsyncHost):
     async def open(self, *, wait: float | None = 0.0) -> AsyncSession:
         """Ask for the model, make the memory, register it. Opening twice does nothing.
 
-        As `Session.open`. Cancelled, it leaves the session as it was, or closes it.
+        As `Session.open`. Cancelled, it may still come to be open: another `open` or
+        the next use goes on with it, and `close` ends it.
         """
         deadline = Deadline(check_timeout(wait, "wait"))
         while True:
@@ -78,28 +79,24 @@ class AsyncSession(AsyncHost):
                 if not error.retryable or deadline.has_passed:
                     raise
             await asyncio.sleep(_OPEN_PAUSE)
-        loop = asyncio.get_running_loop()
         if self._shell is None:
-            engine = self._opened_engine()
-            self._shell = AsyncShell(engine.shell, engine.exchange, loop)
-        self._check_loop(self._shell)
+            await self._enter_loop(self._opened_engine())
+        self._opened_shell().check_loop()
         return self
 
     async def _open_in_thread(self) -> None:
-        if self._state is State.OPEN:
-            return
-        loop = asyncio.get_running_loop()
-        opening = loop.run_in_executor(None, self._open_once)
-        try:
-            await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # The thread goes on; nobody would close what it opens.
-            opening.add_done_callback(self._abandon)
-            raise
+        if self._state is not State.OPEN:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, self._open_once)
 
-    def _abandon(self, opening: asyncio.Future[None]) -> None:
-        if not opening.cancelled() and opening.exception() is None:
-            _in_background(self._close_at_once)
+    async def _enter_loop(self, engine: Engine) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            self._shell = AsyncShell(engine.shell, engine.exchange, loop)
+        except Exception:
+            # No descriptor left, or no system on which a loop can do this.
+            await loop.run_in_executor(None, self._close_at_once)
+            raise
 
     def _close_at_once(self) -> None:
         self._begin_to_close()
@@ -115,11 +112,17 @@ class AsyncSession(AsyncHost):
             await loop.run_in_executor(None, self._begin_to_close)
             await loop.run_in_executor(None, functools.partial(self._end, wait=wait))
         finally:
-            if self._shell is not None:
-                self._shell.close()
+            # In a forked child, what the loop watches is the parent's to change.
+            if self._shell is not None and self._state is not State.FORKED:
+                self._shell.close_from_anywhere()
 
     async def __aenter__(self) -> AsyncSession:
-        return await self.open()
+        try:
+            return await self.open()
+        except asyncio.CancelledError:
+            # A thread may still be opening it, and nobody would close it.
+            _in_background(self._close_at_once)
+            raise
 
     async def __aexit__(
         self,
@@ -163,10 +166,13 @@ class AsyncSession(AsyncHost):
         deadline = None
         if timeout is not DEFAULT:
             deadline = Deadline(checked_limit(timeout))
+        # The step of a sequence that is cancelled is sent to its end all the same, by
+        # when the caller's arrays may be others.
+        is_step = isinstance(options, RequestOptions) and options.has_sequence
         async with self.lease(
             timeout=DEFAULT if deadline is None else deadline.remaining
         ) as lease:
-            await self._fill(lease, inputs, cast=cast)
+            await self._fill(lease, inputs, cast=cast, is_lent=not is_step)
             left = DEFAULT if deadline is None else deadline.remaining
             result = await lease.infer(timeout=left, options=options)
             return result._take()
@@ -267,8 +273,7 @@ class AsyncSession(AsyncHost):
 
     async def _begin_lease(self) -> tuple[AsyncLease, AsyncShell]:
         lease = await self.lease()
-        assert self._shell is not None
-        return lease, self._shell
+        return lease, self._opened_shell()
 
     @staticmethod
     async def _infer_item(
@@ -296,11 +301,10 @@ class AsyncSession(AsyncHost):
         if lease._zero():
             await lease.infer()
             return
-        assert self._shell is not None
         assert lease._slot is not None
         limit = Deadline(self._timeouts.infer)
         connect = functools.partial(engine.shell.make_ready, lease._slot, 0, limit)
-        await self._shell.run_apart(lease, connect)
+        await self._opened_shell().run_apart(lease, connect)
 
     async def _fill(
         self,
@@ -308,7 +312,7 @@ class AsyncSession(AsyncHost):
         inputs: Mapping[str, Any],
         *,
         cast: bool,
-        is_lent: bool = True,
+        is_lent: bool,
     ) -> None:
         """Write all inputs; in a thread where a block has to grow for one.
 
@@ -321,12 +325,11 @@ class AsyncSession(AsyncHost):
                 write(name, array, cast=cast)
 
         slot = lease._slot
-        assert self._shell is not None
         assert slot is not None
         if all(_fits(slot, name, array) for name, array in inputs.items()):
             fill()
         else:
-            await self._shell.run_apart(lease, fill)
+            await self._opened_shell().run_apart(lease, fill)
 
     # --- what leases ask for ----------------------------------------------------------
 
@@ -335,17 +338,12 @@ class AsyncSession(AsyncHost):
         engine = self._engine
         if shell is None or engine is None or self._state is not State.OPEN:
             engine = await self._ensure_open()
-            shell = self._shell
-            assert shell is not None
-        self._check_loop(shell)
+            shell = self._opened_shell()
+        shell.check_loop()
         try:
             await shell.acquire(engine.pool, lease, limit)
         except LeaseTimeout:
             engine.receiver.nudge()
-            raise
-        except BaseException:
-            # Cancelled when it had been served.
-            lease.release()
             raise
 
     def _take_back(self, engine: Engine) -> None:
@@ -357,7 +355,12 @@ class AsyncSession(AsyncHost):
     async def _ensure_open(self) -> Engine:
         if self._state is not State.OPEN or self._shell is None:
             await self.open()
+        self._opened_shell().check_loop()
         return self._opened_engine()
+
+    def _opened_shell(self) -> AsyncShell:
+        assert self._shell is not None
+        return self._shell
 
     def _opened_engine(self) -> Engine:
         if self._engine is None:
@@ -366,15 +369,6 @@ class AsyncSession(AsyncHost):
                 hint="Use it in an async with block, or await session.open().",
             )
         return self._engine
-
-    @staticmethod
-    def _check_loop(shell: AsyncShell) -> None:
-        if asyncio.get_running_loop() is not shell.loop:
-            raise UsageError(
-                "this session was opened in another event loop, which its connections"
-                " belong to.",
-                hint="Open a session of its own in each event loop.",
-            )
 
     def __del__(self) -> None:
         super().__del__()
@@ -386,9 +380,15 @@ class AsyncSession(AsyncHost):
 def _fits(slot: Slot, name: str, array: object) -> bool:
     """Whether an input can be written without a step that may wait."""
     tensor = slot.inputs.get(name)
-    return tensor is None or (
-        isinstance(array, np.ndarray) and array.nbytes <= tensor.capacity
-    )
+    if tensor is None:
+        return True
+    if not isinstance(array, np.ndarray):
+        return False
+    if not tensor.spec.is_bytes:
+        return array.size * tensor.spec.dtype.itemsize <= tensor.capacity
+    # How much text there is in objects is known only when it is read.
+    is_bounded = array.dtype.kind in "SU"
+    return is_bounded and array.nbytes + 4 * array.size <= tensor.capacity
 
 
 def _in_background(work: Callable[[], object]) -> None:

@@ -146,6 +146,8 @@ class Course(Generic[L, I, R]):
         self._waiting: deque[I] = deque()
         self._is_exhausted = False
         self._source_is_slow = False
+        # Raised when the results of the items before have been handed out.
+        self._source_error: Exception | None = None
         self._looked = 0.0
         self._flying: dict[Passage[L], Passage[L]] = {}
         self._timetable = Timetable()
@@ -172,7 +174,9 @@ class Course(Generic[L, I, R]):
             elif self._busy:
                 self._look(self._timetable.remaining)
             elif self._is_exhausted and not self._waiting:
-                return
+                break
+        if self._source_error is not None:
+            raise self._source_error
 
     @property
     def _busy(self) -> int:
@@ -201,8 +205,10 @@ class Course(Generic[L, I, R]):
         begun = time.monotonic()
         try:
             self._waiting.append(next(self._source))
-        except StopIteration:
+        except Exception as error:
             self._is_exhausted = True
+            if not isinstance(error, StopIteration):
+                self._source_error = error
             return False
         self._source_is_slow = time.monotonic() - begun > _SLOW_SOURCE
         return True
@@ -246,8 +252,8 @@ class Course(Generic[L, I, R]):
     ) -> None:
         self._flying.pop(passage, None)
         self._shell.launch(passage, problem)
-        self._flying[passage] = passage
         self._expect(passage)
+        self._flying[passage] = passage
         self._timetable.note(passage)
 
     def _expect(self, passage: Passage[L]) -> None:

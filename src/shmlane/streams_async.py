@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from .asynchronous import AsyncShell
+from .errors import LeaseTimeout
 from .leases import BaseLease, Result
 from .outcomes import Outcomes
 from .stream_plan import StreamPlan
@@ -103,6 +104,7 @@ class AsyncCourse(Generic[L, I, R]):
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._is_exhausted = False
+        self._leased = 0
         self._threads = plan.threads()
 
     async def run(self) -> AsyncGenerator[R | Exception, None]:
@@ -132,14 +134,17 @@ class AsyncCourse(Generic[L, I, R]):
         try:
             while (fetched := await self._fetch()) is not None:
                 number, item = fetched
-                lease, shell = await self._host._begin_lease()
-                with lease:
-                    try:
+                lease, shell = await self._begin_lease()
+                self._leased += 1
+                try:
+                    with lease:
                         value = await self._pass(lease, shell, item)
-                    except Exception as error:
-                        self._outcomes.fail(number, error)
-                    else:
-                        self._outcomes.finish(number, value)
+                except Exception as error:
+                    self._outcomes.fail(number, error)
+                else:
+                    self._outcomes.finish(number, value)
+                finally:
+                    self._leased -= 1
                 self._news.set()
         except Exception:
             # Not of one item: of the source, or of the session.
@@ -161,6 +166,15 @@ class AsyncCourse(Generic[L, I, R]):
                 self._is_exhausted = True
                 return None
             return self._outcomes.begin(), item
+
+    async def _begin_lease(self) -> tuple[L, AsyncShell]:
+        """A slot; where others keep theirs, those that this stream has are enough."""
+        while True:
+            try:
+                return await self._host._begin_lease()
+            except LeaseTimeout:
+                if not self._leased:
+                    raise
 
     async def _pass(self, lease: L, shell: AsyncShell, item: I) -> R:
         """What becomes of one item."""
