@@ -1,6 +1,6 @@
 """A Django project in one file: POST a picture to /survey, and GET /healthz.
 
-    python -m gunicorn --threads 4 examples.web.django_app:application
+    python -m gunicorn --threads 8 examples.web.django_app:application
 
 Owns its settings, its two views and how errors become replies. Refuses to open the
 session while it is imported: the process may still be forked.

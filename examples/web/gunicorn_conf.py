@@ -27,8 +27,9 @@ class Worker(Protocol):
 
 bind = os.environ.get("BIND", "127.0.0.1:8080")
 workers = int(os.environ.get("WORKERS", "2"))
-# A slot for each thread: a request never waits for a slot that is only being filled.
-threads = settings.SLOTS
+# More than slots: somebody must be left to tell how it is, and who comes too many that
+# the house is full, while all slots wait for the model.
+threads = 2 * settings.SLOTS
 # The application is loaded once and forked; the session in it is not open then.
 preload_app = True
 # Longer than one request may take with all its waiting, shorter than patience.

@@ -14,7 +14,7 @@ MODEL = "survey"
 # The largest input: what a slot holds. One picture for each request; Triton gathers
 # those of several requests into batches.
 SHAPES = {"PICTURE": (1, 3, 224, 224)}
-# As many as requests that one process works on at once: its threads, say.
+# As many as requests that one process has with the model at once.
 SLOTS = int(os.environ.get("TRITON_SLOTS", "4"))
 # Together shorter than what the proxy in front waits, and than gunicorn's `timeout`:
 # the answer "too busy" is of use only to a client that is still there.
