@@ -52,9 +52,11 @@ class OpenedRegion(MappedFile):
     """
 
     def __init__(self, name: str) -> None:
+        self.name = name
+        self.nbytes = 0
+        self._mapping: _Mapping | None = None
         if not is_region_name(name):
             raise RegionError(f"{name!r} is not the name of a region.")
-        self.name = name
         self._lock = OwnerLock()
         self._is_ours = False
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -73,7 +75,7 @@ class OpenedRegion(MappedFile):
                 raise RegionError(f"{self.path} is empty.")
             mapping = _Mapping(fd, self.nbytes, flags=mmap.MAP_SHARED)
             mapping.locks = SlotLocks(fd)
-            self._mapping: _Mapping | None = mapping
+            self._mapping = mapping
         finally:
             os.close(fd)
 
