@@ -29,6 +29,7 @@ from .errors import (
     ServerUnreachable,
     UsageError,
 )
+from .handoff import SessionHandle, SlotRef
 from .lease_async import AsyncHost, AsyncLease
 from .leases import Result
 from .metadata import Array, ModelMetadata
@@ -39,6 +40,7 @@ from .session_base import (
     checked_inputs,
     checked_limit,
 )
+from .settings import checked_count
 from .slots import Slot
 from .stream_plan import StreamPlan
 from .streams_async import AsyncCourse, AsyncStream
@@ -280,6 +282,22 @@ class AsyncSession(AsyncHost):
         lease: AsyncLease, plan: StreamPlan[AsyncLease, Any, Any]
     ) -> Result:
         return await lease.infer(timeout=plan.timeout, options=plan.options)
+
+    async def share(self, *, slots: int | None = None) -> SessionHandle:
+        """As `Session.share`."""
+        engine = await self._ensure_open()
+        count = self._settings.slots if slots is None else slots
+        assert self._shell is not None
+        return await self._shell.run(
+            functools.partial(engine.share, checked_count(count))
+        )
+
+    async def adopt(self, ref: SlotRef) -> AsyncLease:
+        """As `Session.adopt`."""
+        engine = await self._ensure_open()
+        lease = AsyncLease(self, None)
+        lease._adopt(engine, ref)
+        return lease
 
     async def warmup(self) -> None:
         """Connect every free slot, and run the model once on each with zeros.
