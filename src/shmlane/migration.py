@@ -12,112 +12,22 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .datatypes import BYTES
 from .elements import Elements, decode
-from .engine import Engine
-from .errors import (
-    ExtraMissing,
-    LeaseBusy,
-    LeaseExpired,
-    ProtocolError,
-    ShmlaneError,
-    UsageError,
-)
+from .errors import ExtraMissing, LeaseExpired, ProtocolError, UsageError
 from .exchange import Exchange
-from .leases import BaseLease, LeaseHost, Result
+from .leases import Result
 from .metadata import Array, Shape
 from .replies import InferReply, OutputReply
 from .requests import is_open
 from .slots import Prepared, Slot
 from .tensors import Tensor
-from .timing import Deadline, Timeouts
 
 PROTOCOLS = ("http", "grpc")
-
-
-class LendingHost(LeaseHost, Protocol):
-    """What a lease that lends its slot asks of its session."""
-
-    _timeouts: Timeouts
-
-    def _ensure_open(self) -> Engine: ...
-
-
-class LendingLease(BaseLease):
-    """A lease whose request another client may send."""
-
-    __slots__ = ()
-    _host: LendingHost
-
-    def triton_inputs(self, *, protocol: str = "http") -> list[Any]:
-        """The inputs given in this lease as `tritonclient.http.InferInput`, to be sent.
-
-        protocol: "http", or "grpc" for objects of `tritonclient.grpc`. Those for
-        asyncio take the same. They are good for one request. From here on the slot
-        belongs to that request, and nothing more can be written: hand its reply to
-        `triton_result`. A lease that ends without, be it after a timeout, gives its
-        slot back once the server can no longer touch it, which is asked in the
-        background. Raises `ExtraMissing`, `InputMissing`, and what `infer` raises
-        before it sends.
-        """
-        return self._lend_to(protocol).inputs()
-
-    def triton_outputs(self, *, protocol: str = "http") -> list[Any]:
-        """All outputs as `tritonclient.http.InferRequestedOutput`; see `triton_inputs`.
-
-        Outputs of unknown size come over the wire, unless `Session(outputs=)` declares
-        them.
-        """
-        return self._lend_to(protocol).outputs()
-
-    def triton_result(self, reply: object) -> Result:
-        """The outputs, where `reply` is the InferResult of that very request.
-
-        Every output is checked as those of `infer` are. Afterwards the lease can be
-        filled and sent again, with new objects; unless the same ones were sent more
-        than once: an earlier request may still run then, and the lease can only be
-        released. Raises `UsageError`, `InferFailed` and `ProtocolError`; then the slot
-        still waits for its reply.
-        """
-        slot = self._slot
-        if slot is None:
-            raise self._unusable(slot)
-        foreign = _current(slot)
-        if foreign is None:
-            raise UsageError(
-                "no request of tritonclient was begun in this lease since the last"
-                " reply.",
-                hint="Make its objects with triton_inputs() and triton_outputs().",
-            )
-        return foreign.take(reply)
-
-    def _lend_to(self, protocol: str) -> ForeignRequest:
-        slot = self._slot
-        foreign = None if slot is None else _current(slot)
-        if foreign is not None:
-            foreign.check_protocol(protocol)
-            return foreign
-        if slot is None or slot.server_hold or ~self._given & slot.required:
-            raise self._not_ready(slot)
-        api = triton_api(protocol)
-        engine = self._host._ensure_open()
-        limit = Deadline(self._host._timeouts.infer)
-        engine.shell.make_ready(slot, self._given, limit)
-        return ForeignRequest.begin(slot, self._given, api, engine.exchange)
-
-    def _unusable(self, slot: Slot | None) -> ShmlaneError:
-        if slot is None or _current(slot) is None:
-            return super()._unusable(slot)
-        return LeaseBusy(
-            "this lease was lent to tritonclient: its inputs and outputs belong to that"
-            " request until its reply.",
-            hint="Hand the reply to triton_result(), or release the lease and take"
-            " another.",
-        )
 
 
 class ForeignRequest(Prepared):
@@ -126,21 +36,30 @@ class ForeignRequest(Prepared):
     epoch: of the slot, for as long as the lease lasts. is_over: its reply was taken.
     """
 
-    __slots__ = ("_api", "_exchange", "_inputs", "_sent", "epoch", "is_over", "slot")
+    __slots__ = (
+        "_api",
+        "_exchange",
+        "_inputs",
+        "_ready",
+        "_sent",
+        "epoch",
+        "is_over",
+        "slot",
+    )
 
     def __init__(
-        self, slot: Slot, ready: Prepared, api: _Api, exchange: Exchange
+        self, slot: Slot, ready: Prepared, api: TritonApi, exchange: Exchange
     ) -> None:
         # What comes is learned from, but not by a caller whose client raises what did
         # not fit: it would meet the same again.
         unsure = {each.name for each in slot.outputs.values() if is_open(each)}
         wire = ready.wire_outputs | unsure
+        # Nobody gives inputs of these bits: no request of our own is one of these.
         super().__init__((b"", b""), given=-1, wire_outputs=wire, key=ready.key)
-        # No request of our own is one of these.
-        self.spoil()
         self.slot = slot
         self.epoch = slot.epoch + 1
         self.is_over = False
+        self._ready = ready
         given = ready.given
         self._inputs = [each for each in slot.inputs.values() if each.bit & given]
         self._api = api
@@ -149,9 +68,7 @@ class ForeignRequest(Prepared):
         self._sent: list[str] = []
 
     @classmethod
-    def begin(
-        cls, slot: Slot, given: int, api: _Api, exchange: Exchange
-    ) -> ForeignRequest:
+    def begin(cls, slot: Slot, api: TritonApi, exchange: Exchange) -> ForeignRequest:
         """The server holds the slot from now on; it must be ready to send."""
         ready = slot.prepared
         assert ready is not None
@@ -232,6 +149,9 @@ class ForeignRequest(Prepared):
         self.is_over = True
         # Sent twice, as by a client that tries again, the first one may still run.
         if max(Counter(self._sent).values()) == 1:
+            # Outputs may have other shapes now than the replies told of.
+            self._ready.forget()
+            self.slot.prepared = self._ready
             self._exchange.withdraw(self.slot)
         return Result(self.slot, self.epoch, accepted)
 
@@ -248,8 +168,8 @@ class ForeignRequest(Prepared):
         return f"<ForeignRequest {self._api.protocol} on {self.slot!r}, {state}>"
 
 
-def _current(slot: Slot) -> ForeignRequest | None:
-    """The request that another client may be sending for this lease."""
+def lent_now(slot: Slot) -> ForeignRequest | None:
+    """The request that another client may be sending for the lease on this slot."""
     foreign = slot.prepared
     if not isinstance(foreign, ForeignRequest) or foreign.is_over:
         return None
@@ -266,7 +186,7 @@ def _content(tensor: Tensor) -> Array:
 # --- tritonclient ---------------------------------------------------------------------
 
 
-class _Api(NamedTuple):
+class TritonApi(NamedTuple):
     """What one protocol of tritonclient has: its classes, and how a reply is read."""
 
     protocol: str
@@ -277,7 +197,7 @@ class _Api(NamedTuple):
 
 
 @functools.cache
-def triton_api(protocol: str) -> _Api:
+def triton_api(protocol: str) -> TritonApi:
     """Imported when first asked for."""
     if protocol not in PROTOCOLS:
         raise UsageError(f"protocol={protocol!r}: give 'http' or 'grpc'.")
@@ -290,7 +210,7 @@ def triton_api(protocol: str) -> _Api:
             hint=f"Install it: pip install 'tritonclient[{protocol}]'.",
             extra=f"tritonclient[{protocol}]",
         ) from error
-    return _Api(
+    return TritonApi(
         protocol,
         _telling(module.InferInput),
         module.InferRequestedOutput,

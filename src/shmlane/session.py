@@ -21,12 +21,11 @@ from .futures import Kept, OwnedResult, Submission
 from .handoff import SessionHandle, SlotRef
 from .leases import Result
 from .metadata import Array, ModelMetadata
-from .migration import LendingLease
+from .migration_leases import LendingLease
 from .options import RequestOptions
 from .outcomes import Progress
 from .session_base import (
     BaseSession,
-    SendingLease,
     State,
     checked_inputs,
     checked_limit,
@@ -43,7 +42,7 @@ R = TypeVar("R")
 _OPEN_PAUSE = 0.05
 
 
-class Lease(SendingLease, LendingLease):
+class Lease(LendingLease):
     """The right to use one slot: fill inputs, infer, read the result in place."""
 
     __slots__ = ()
