@@ -182,7 +182,7 @@ class Engine:
         """Claim slots that another session shares; no server is asked."""
         with contextlib.ExitStack() as undo:
             claims = Claims(handle)
-            undo.callback(claims.close)
+            undo.callback(claims.abandon)
             memory = SessionMemory(
                 claims.layout,
                 options=settings.region,

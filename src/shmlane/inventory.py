@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from . import control
 from .calls import run
+from .claims import Hold, taken
 from .endpoint import Endpoint
 from .errors import (
     AccessRestricted,
@@ -25,6 +26,7 @@ from .errors import (
     ShmlaneError,
 )
 from .header import MAGIC, RegionHeader
+from .records import HEAD_BYTES, Record
 from .regions import owner_is_dead, region_files
 from .timing import Deadline
 from .transport import HttpConnection
@@ -51,6 +53,8 @@ class RegionInfo:
     because the file is another user's. server_trouble: why a server that was asked did
     not tell: "gone" where nothing listens, "refuses" where it says no, else "silent".
     pid, server, model and slots are what the header says, None when it cannot be read.
+    claims, lent: which process has which slot for life, or has adopted it, by the
+    slot's index.
     """
 
     name: str
@@ -63,6 +67,8 @@ class RegionInfo:
     slots: int | None = None
     registered: int | None = None
     server_trouble: str | None = None
+    claims: Mapping[int, int] = field(default_factory=dict)
+    lent: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def is_own(self) -> bool:
@@ -291,6 +297,9 @@ def _look_at(path: str, known: dict[str, _Told]) -> RegionInfo:
         count = list(told.regions.values()).count(info.name)
         registered = None if told.trouble else count
         info = replace(info, registered=registered, server_trouble=told.trouble)
+    with contextlib.suppress(OSError):
+        claims, lent = _holders(path, header)
+        info = replace(info, claims=claims, lent=lent)
     return replace(
         info,
         pid=pid if isinstance(pid, int) else None,
@@ -298,6 +307,20 @@ def _look_at(path: str, known: dict[str, _Told]) -> RegionInfo:
         model=_text(header, "model"),
         slots=header.slots,
     )
+
+
+def _holders(path: str, header: RegionHeader) -> tuple[dict[int, int], dict[int, int]]:
+    """Who has claimed and adopted which slots of a region."""
+    with open(path, "rb") as file:
+        held = {hold: taken(file.fileno(), header.slots, hold) for hold in Hold}
+
+        def record(index: int) -> Record:
+            file.seek(header.record_offset(index))
+            data = file.read(header.record_stride).ljust(HEAD_BYTES, b"\0")
+            return Record(memoryview(data), header.entry_stride)
+
+        claims = {index: record(index).claimant for index in held[Hold.HOME]}
+        return claims, {index: record(index).borrower for index in held[Hold.BORROWER]}
 
 
 def _ask_server(server: str) -> _Told:

@@ -152,6 +152,12 @@ class Claims:
         if not any(tensor.has_views() for tensor in slot.tensors):
             self.region.locks.give_back(slot.index, Hold.HOME)
 
+    def abandon(self) -> None:
+        """Let go of everything: nobody has seen any of the slots."""
+        # Whoever keeps the exception that led here keeps the slots, but not the locks.
+        self.region.locks.drop()
+        self.region.leave()
+
     def close(self) -> str:
         """Let go of the region, and of what is claimed and not looked at any more."""
         self.region.leave()

@@ -144,7 +144,7 @@ def _row(info: RegionInfo) -> tuple[str, ...]:
     return (
         info.name,
         _size(info.nbytes),
-        f"{_OWNERS[info.alive]} {info.pid or ''}".rstrip(),
+        _owner(info),
         info.model or _UNKNOWN,
         _registered(info),
         info.server or _UNKNOWN,
@@ -164,6 +164,16 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _owner(info: RegionInfo) -> str:
+    """Whether anybody uses it, who made it, and who has how many of its slots."""
+    parts = [f"{_OWNERS[info.alive]} {info.pid or ''}".rstrip()]
+    for what, holders in (("claimed by", info.claims), ("lent to", info.lent)):
+        if holders:
+            pids = sorted({*holders.values()})
+            parts.append(f"{len(holders)} {what} {', '.join(map(str, pids))}")
+    return "; ".join(parts)
 
 
 def _registered(info: RegionInfo) -> str:
