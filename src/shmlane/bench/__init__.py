@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from shmlane.bench.cases import CASES, Case, Measured, find_case
 from shmlane.bench.crews import CrewReport, measure_crews
+from shmlane.bench.handing import Handoff, measure_handoff
 from shmlane.bench.lines import LINES, Line, Verdict
 from shmlane.bench.overhead import Overhead, measure_overhead
 from shmlane.bench.plan import (
@@ -50,6 +51,7 @@ __all__ = [
     "Contender",
     "CrewReport",
     "Defaults",
+    "Handoff",
     "Line",
     "Measured",
     "Overhead",
@@ -68,6 +70,7 @@ __all__ = [
     "find_case",
     "make_plan",
     "measure_crews",
+    "measure_handoff",
     "measure_overhead",
     "measure_preprocess",
     "measure_write",

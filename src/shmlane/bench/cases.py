@@ -13,6 +13,7 @@ from typing import Protocol
 from shmlane.errors import UsageError
 
 from .crews import measure_crews
+from .handing import measure_handoff
 from .overhead import measure_overhead
 from .plan import MANY, WIRE, Defaults, Plan
 from .preprocessing import measure_preprocess
@@ -51,23 +52,26 @@ def find_case(name: str) -> Case:
     return CASES[name]
 
 
-def _overheads(plan: Plan) -> Sequence[Measured]:
-    with own_servers(plan) as servers:
-        url = servers.url(plan.contenders[0])
-        return [
-            measure_overhead(url, payload, rounds=plan.rounds)
-            for payload in plan.payloads
-        ]
+def _alone(measure: Callable[..., Measured]) -> Callable[[Plan], Sequence[Measured]]:
+    """For what needs no server: payload by payload."""
+
+    def measured(plan: Plan) -> Sequence[Measured]:
+        return [measure(payload, rounds=plan.rounds) for payload in plan.payloads]
+
+    return measured
 
 
-def _writings(plan: Plan) -> Sequence[Measured]:
-    return [measure_write(payload, rounds=plan.rounds) for payload in plan.payloads]
+def _served(measure: Callable[..., Measured]) -> Callable[[Plan], Sequence[Measured]]:
+    """For what talks to a server of ours: payload by payload."""
 
+    def measured(plan: Plan) -> Sequence[Measured]:
+        with own_servers(plan) as servers:
+            url = servers.url(plan.contenders[0])
+            return [
+                measure(url, payload, rounds=plan.rounds) for payload in plan.payloads
+            ]
 
-def _preprocessings(plan: Plan) -> Sequence[Measured]:
-    return [
-        measure_preprocess(payload, rounds=plan.rounds) for payload in plan.payloads
-    ]
+    return measured
 
 
 def _crews(plan: Plan) -> Sequence[Measured]:
@@ -79,9 +83,10 @@ _ONE = Defaults(("shmlane-http",), ("yolov8",), (1,))
 _FEW = Defaults(("shmlane-http",), ("yolov8",), (1, 2, 4))
 
 CASES: Mapping[str, Case] = {
-    "overhead": Case(_ONE, _overheads),
-    "write": Case(_ONE, _writings),
-    "preprocess": Case(_ONE, _preprocessings),
+    "overhead": Case(_ONE, _served(measure_overhead)),
+    "write": Case(_ONE, _alone(measure_write)),
+    "preprocess": Case(_ONE, _alone(measure_preprocess)),
+    "handoff": Case(_ONE, _served(measure_handoff)),
     "gil": Case(_FEW, _crews),
     "wire": Case(WIRE),
     "many": Case(MANY),

@@ -43,9 +43,9 @@ _Seed = typer.Option(
 _Case = typer.Option(
     metavar="NAME",
     help="overhead: what shmlane adds to the bare bytes, by part. write: lease.write "
-    "over one np.copyto. preprocess: image_into over what is usual. gil: threads "
-    "against processes. many: streams and asyncio beside the C++ clients, 16 and 64 in "
-    "flight. wire: the clients without shared memory.",
+    "over one np.copyto. preprocess: image_into over what is usual. handoff: a slot "
+    "sent by another process. gil: threads against processes. many: streams and "
+    "asyncio beside the C++ clients. wire: the clients without shared memory.",
 )
 
 
