@@ -7,6 +7,7 @@ pause, and is sent each reply, so that blocking and asynchronous sessions share 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Generator, Iterator, Mapping
 from enum import Enum
@@ -37,6 +38,8 @@ _REQUEST_ID_PREFIX = re.compile(r"^\[request id: [^\]]*\] ")
 _COUNTED = (2, 50)
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.25
+# With these pauses, a quarter of a second.
+_UNREGISTER_TRIES = 8
 
 
 class Pause(NamedTuple):
@@ -200,11 +203,25 @@ def forget(requests: HttpRequests, slot: Slot) -> Talk[None]:
     """Unregister the names of this slot that no request uses any more."""
     while slot.obsolete:
         name = slot.obsolete[0]
-        reply = yield from ask(requests.unregister(name))
-        if reply.status != 200:
-            raise refusal(reply, f"unregistering {name}")
+        yield from _unregister_answered(requests, name)
         slot.obsolete.remove(name)
     slot.drop_outgrown()
+
+
+def _unregister_answered(requests: HttpRequests, name: str) -> Talk[None]:
+    """Unregister a name on which every request has been answered.
+
+    Over gRPC, which other clients may use, an answer leaves a moment before the server
+    counts its request as over.
+    """
+    for pause in itertools.islice(_pauses(), _UNREGISTER_TRIES):
+        reply = yield from ask(requests.unregister(name))
+        if reply.status == 200:
+            return
+        if "in use" not in server_text(reply):
+            break
+        yield pause
+    raise refusal(reply, f"unregistering {name}")
 
 
 def _registration_refusal(reply: HttpReply, registration: Registration) -> ShmlaneError:

@@ -233,11 +233,23 @@ def test_names_that_are_no_longer_used_are_taken_back_first(live: Slot) -> None:
 
 def test_a_name_that_cannot_be_taken_back_is_kept_for_later(live: Slot) -> None:
     live.obsolete = ["old", "older"]
+    script = Script(lambda _: IN_USE)
     with pytest.raises(ServerError, match="unregistering old failed"):
-        Script(in_turn(IN_USE)).run(forget(REQUESTS, live))
+        script.run(forget(REQUESTS, live))
+    assert sum(script.pauses) < 0.3
     assert live.obsolete == ["old", "older"]
     Script(in_turn(OK, OK)).run(forget(REQUESTS, live))
     assert live.obsolete == []
+
+
+def test_a_name_whose_last_request_was_answered_just_now_is_asked_for_again(
+    live: Slot,
+) -> None:
+    live.obsolete = ["old", "older"]
+    script = Script(in_turn(IN_USE, IN_USE, OK, OK))
+    script.run(forget(REQUESTS, live))
+    assert script.lines == unregistering("old", "old", "old", "older")
+    assert len(script.pauses) == 2
 
 
 def test_unregistering_takes_back_all_that_may_be_known(live: Slot) -> None:
