@@ -217,6 +217,11 @@ class SlotPool:
     # --- waiting ----------------------------------------------------------------------
 
     def _wait_in_turn(self, holder: Holder, timeout: float | None) -> None:
+        if self.on_wait is not None and not self._waiters:
+            # Before anybody waits: what was lent may be back by now.
+            self.on_wait()
+            if self.take_if_open(holder):
+                return
         deadline = Deadline(timeout)
         waiter = Waiter(holder)
         try:
