@@ -23,6 +23,7 @@ _PASSING = (
     shmlane.RequestLost,
     shmlane.ModelNotReady,
     shmlane.PoolClosed,
+    shmlane.SlotsClaimed,
 )
 
 

@@ -19,7 +19,7 @@ from shmlane.server import TritonServer
 from tests.apps.load import Client, Picture, Traffic, load
 from tests.apps.web_service import Service, nothing_left, triton
 from tests.polling import eventually
-from tests.sessions import stopped
+from tests.sessions import registered, stopped
 
 pytestmark = pytest.mark.heavy
 
@@ -38,12 +38,13 @@ def gunicorn(
     server: TritonServer,
     folder: Path,
     *options: str,
+    config: str = "gunicorn_conf",
     workers: int = WORKERS,
     infer_timeout: float = 3,
 ) -> Iterator[Service]:
     """gunicorn as its configuration has it; afterwards nothing of it is left."""
     command = [
-        *("-m", "gunicorn", "-c", "python:examples.web.gunicorn_conf"),
+        *("-m", "gunicorn", "-c", f"python:examples.web.{config}"),
         *("--bind", "127.0.0.1:{port}", "--no-control-socket", *options),
         "examples.web.django_app:application",
     ]
@@ -102,18 +103,24 @@ def test_a_worker_killed_while_triton_works_for_it_harms_nobody(
         with Traffic(service.port) as traffic:
             traffic.await_answers(50)
             with stopped(survey_server):
-                os.kill(worker, signal.SIGKILL)
-                eventually(lambda: not exists(worker), "the worker is gone")
+                end(worker)
             traffic.await_answers(200)
         assert traffic.replies.keys() <= {0, 200, 503, 504}
         nothing_left(survey_server, {region})
 
 
-def exists(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
+def end(worker: int) -> None:
+    """Kill a worker and wait until gunicorn knows of it."""
+    os.kill(worker, signal.SIGKILL)
+
+    def is_gone() -> bool:
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    eventually(is_gone, f"worker {worker} is gone")
 
 
 def test_workers_that_are_recycled_all_the_time_answer_right(
@@ -195,3 +202,74 @@ def test_a_session_opened_before_the_fork_says_what_is_wrong(
         assert set(regions.values()) == {service.pid}
         assert service.terminate() == 0
     nothing_left(survey_server, regions)
+
+
+# --- one region for all ---------------------------------------------------------------
+
+SHARED = "gunicorn_shared"
+
+
+def test_workers_that_share_a_region_make_and_register_nothing(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    with gunicorn(survey_server, tmp_path, config=SHARED) as service:
+        regions = service.regions()
+        known = registered(survey_server)
+        # Its own, with one slot, and the one that it shares.
+        assert list(regions.values()) == [service.pid] * 2
+        assert len(known) == 1 + (WORKERS + 1) * SLOTS
+        replies = load(service.port, range(600), clients=16)
+        assert [reply.status for reply in replies] == [200] * 600
+        workers = {int(reply.headers["x-worker"]) for reply in replies}
+        assert len(workers) == WORKERS
+        assert service.regions() == regions
+        assert registered(survey_server) == known
+
+
+def test_slots_of_a_killed_worker_serve_the_one_that_takes_its_place(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    with gunicorn(survey_server, tmp_path, config=SHARED) as service:
+        regions = service.regions()
+        for _ in range(3):
+            killed = next(iter(service.await_all_free(workers=WORKERS)))
+            with Traffic(service.port) as traffic:
+                traffic.await_answers(50)
+                with stopped(survey_server):
+                    # Its requests are with Triton, which writes into its slots later.
+                    end(killed)
+                traffic.await_answers(150)
+            assert traffic.replies.keys() <= {0, 200, 503, 504}
+            assert killed not in service.await_all_free(workers=WORKERS)
+        # There were slots to spare: no worker had to make its own.
+        assert service.regions() == regions
+        assert "no shared slots" not in service.log()
+
+
+def test_workers_beyond_the_shared_slots_make_their_own(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    more = ("--workers", f"{WORKERS + 2}")
+    with gunicorn(survey_server, tmp_path, *more, config=SHARED) as service:
+        eventually(lambda: "no shared slots" in service.log(), "one gets none")
+
+        def has_made_its_own() -> bool:
+            # New connections each time, of which it gets some.
+            replies = load(service.port, range(16), clients=8)
+            assert [reply.status for reply in replies] == [200] * 16
+            return len(service.regions()) == 3
+
+        eventually(has_made_its_own, "it has made its own", timeout=20)
+
+
+def test_a_triton_that_restarts_is_told_of_shared_slots_again(
+    survey_server: TritonServer, tmp_path: Path
+) -> None:
+    with gunicorn(survey_server, tmp_path, config=SHARED) as service:
+        with Traffic(service.port) as traffic:
+            traffic.await_answers(100)
+            survey_server.kill()
+            eventually(lambda: traffic.replies.get(503), "clients are told of it")
+            survey_server.start()
+            traffic.await_answers(200)
+        assert traffic.replies.keys() <= {200, 503, 504}
