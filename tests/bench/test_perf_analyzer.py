@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shmlane.bench.perf_analyzer import Run, make_sample
+from shmlane.bench.perf_analyzer import Pilot, Run, best_of, make_sample
 from shmlane.bench.server_stats import Count
 
 MS = 1_000_000
@@ -85,3 +85,14 @@ def test_a_failed_request_is_not_verified_and_noted() -> None:
     sample = make_sample(run_of(), counted(failures=1), settle=2)
     assert sample.verified is False
     assert "1 requests failed" in sample.note
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "expected"), [(1, "--sync"), (2, "--async"), (64, "--async")]
+)
+def test_the_better_mode_has_the_lower_latency_or_for_several_the_higher_pace(
+    concurrency: int, expected: str
+) -> None:
+    pilots = [Pilot("--sync", 50.0, 9000.0), Pilot("--async", 60.0, 9500.0)]
+    assert best_of(pilots, concurrency).mode == expected
+    assert best_of(pilots[::-1], concurrency).mode == expected

@@ -113,11 +113,18 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
-    """How one mode did: one request at a time is about latency, several about pace."""
+    """How one mode did; the server counted the requests."""
 
     mode: str
     p50_us: float
     requests_per_s: float
+
+
+def best_of(pilots: Sequence[Pilot], concurrency: int) -> Pilot:
+    """One request at a time is about latency, several are about pace."""
+    if concurrency == 1:
+        return min(pilots, key=lambda pilot: pilot.p50_us)
+    return max(pilots, key=lambda pilot: pilot.requests_per_s)
 
 
 class PerfAnalyzer:
@@ -139,7 +146,7 @@ class PerfAnalyzer:
         self._name = f"{contender.name} ({cell})"
         self._stats = stats
         self._settle = max(20, 4 * cell.concurrency)
-        self._is_alone = cell.concurrency == 1
+        self._concurrency = cell.concurrency
         self._command = [
             str(tool.executable), "-m", stats.model, "-u", url,
             "-i", contender.endpoint,
@@ -183,12 +190,12 @@ class PerfAnalyzer:
                 f"perf_analyzer never ended for {self._name}, in either mode.",
                 hint="See what else keeps this machine busy and try again.",
             )
-        if self._is_alone:
-            return min(ended, key=lambda pilot: pilot.p50_us)
-        return max(ended, key=lambda pilot: pilot.requests_per_s)
+        return best_of(ended, self._concurrency)
 
     def _try(self, mode: str) -> Pilot | None:
-        sample = self._sample(mode, self._settle + _PILOT_REQUESTS, _PILOT_S)
+        # At the pace of many in flight, few requests would be over in no time.
+        requests = self._settle + max(_PILOT_REQUESTS, 100 * self._concurrency)
+        sample = self._sample(mode, requests, _PILOT_S)
         if sample is None or not (sample.p50_us and sample.requests_per_s):
             return None
         return Pilot(mode, sample.p50_us, sample.requests_per_s)
