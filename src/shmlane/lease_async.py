@@ -7,18 +7,22 @@ to make sessions; its own is `session_async`'s.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+import contextlib
+from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import Any, Self
 
 from .asynchronous import AsyncShell
 from .errors import LeaseBusy, LeaseExpired, ShmlaneError, UsageError
 from .exchange import Answer
+from .flights import Flight
 from .futures import Kept, OwnedResult
 from .leases import Result
 from .metadata import Array
+from .migration import ForeignRequest, triton_api
+from .migration_leases import BaseLendingLease
 from .options import RequestOptions
-from .session_base import BaseSession, SendingLease
+from .session_base import BaseSession
 from .slots import Slot
 from .timing import DEFAULT, Timeout
 
@@ -32,7 +36,7 @@ class AsyncHost(BaseSession):
         raise NotImplementedError
 
 
-class AsyncLease(SendingLease):
+class AsyncLease(BaseLendingLease):
     """The right to use one slot: fill inputs, infer, read the result in place.
 
     `async with session.lease() as lease`, or `lease = await session.lease()` and
@@ -81,6 +85,30 @@ class AsyncLease(SendingLease):
         task.add_done_callback(lambda _: other.release())
         return task
 
+    async def triton_inputs(self, *, protocol: str = "http") -> list[Any]:
+        """As `Lease.triton_inputs`: for the clients of `tritonclient.http.aio` too."""
+        return (await self._lend_to(protocol)).inputs()
+
+    async def triton_outputs(self, *, protocol: str = "http") -> list[Any]:
+        """As `Lease.triton_outputs`."""
+        return (await self._lend_to(protocol)).outputs()
+
+    async def _lend_to(self, protocol: str) -> ForeignRequest:
+        foreign = self._lent(protocol)
+        if foreign is not None:
+            return foreign
+        slot, engine, limit = self._check(DEFAULT, None)
+        shell = self._host._shell
+        assert shell is not None
+        shell.check_loop()
+        api = triton_api(protocol)
+        flight = Flight(slot, self._given, limit)
+        if not flight.is_ready:
+            prepare = engine.shell.make_ready
+            with self._waiting(slot):
+                await shell.run_apart(self, prepare, slot, self._given, flight.deadline)
+        return ForeignRequest.begin(slot, api, engine.exchange)
+
     async def _own(
         self, timeout: Timeout, options: RequestOptions | None
     ) -> OwnedResult:
@@ -112,10 +140,17 @@ class AsyncLease(SendingLease):
         shell.check_loop()
         # Whatever was read before expires, also if this fails.
         slot.epoch = epoch = slot.epoch + 1
+        with self._waiting(slot):
+            answer = await shell.infer(self, slot, self._given, limit, options)
+        return slot, epoch, answer
+
+    @contextlib.contextmanager
+    def _waiting(self, slot: Slot) -> Iterator[None]:
+        """Nobody else gets at the slot; raises if it is this lease's no more."""
         self._slot = None
         self._is_busy = True
         try:
-            answer = await shell.infer(self, slot, self._given, limit, options)
+            yield
         finally:
             self._is_busy = False
             if self._is_left:
@@ -124,7 +159,6 @@ class AsyncLease(SendingLease):
                 self._slot = slot
         if self._slot is None:
             raise self._unusable(None)
-        return slot, epoch, answer
 
     async def _take(self) -> Self:
         if self._is_busy or self._slot is not None or not self._hold:

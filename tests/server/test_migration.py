@@ -25,6 +25,7 @@ SCENARIOS = [
     "values_are_right_in_many_requests_of_two_leases",
     "own_requests_and_tritonclients_take_turns_on_a_slot",
     "asyncio_clients_take_the_same_objects",
+    "sessions_for_asyncio_lend_their_slots_too",
     "text_and_outputs_of_unknown_size_come_whole",
     "outputs_that_vary_in_size_come_each_time",
     "empty_tensors_and_sessions_without_shared_memory_work",

@@ -166,6 +166,41 @@ def asyncio_clients_take_the_same_objects(program: Program) -> None:
     asyncio.run(main())
 
 
+def sessions_for_asyncio_lend_their_slots_too(program: Program) -> None:
+    async def ask(client: Any, session: shmlane.AsyncSession, value: int) -> None:
+        protocol = program.protocol
+        async with session.lease() as lease:
+            lease["VALUES"][...] = value
+            inputs = await lease.triton_inputs(protocol=protocol)
+            outputs = await lease.triton_outputs(protocol=protocol)
+            with raises(LeaseBusy, "lent to tritonclient"):
+                await lease.infer()
+            reply = await client.infer("rows", inputs, outputs=outputs)
+            assert lease.triton_result(reply)["SUMS"][0, 0] == 3 * value
+
+    async def main() -> None:
+        api = importlib.import_module(f"tritonclient.{program.protocol}.aio")
+        client = api.InferenceServerClient(program.url)
+        try:
+            async with shmlane.AsyncSession(
+                program.session_url, "rows", slots=2
+            ) as session:
+                await asyncio.gather(*(ask(client, session, n) for n in range(20)))
+                stats = session.stats()
+                assert (stats.drains, stats.connections) == (0, 2)
+                with contextlib.suppress(asyncio.CancelledError):
+                    async with session.lease() as lease:
+                        lease["VALUES"][...] = 1
+                        await lease.triton_inputs(protocol=program.protocol)
+                        raise asyncio.CancelledError
+                async with session.lease(timeout=10), session.lease(timeout=10):
+                    assert session.stats().drains == 1
+        finally:
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def text_and_outputs_of_unknown_size_come_whole(program: Program) -> None:
     words = [["ab", "größer", ""], ["c\0d", "e", "f" * 1000]]
     wanted = [[word.encode()[::-1] for word in row] for row in words]
