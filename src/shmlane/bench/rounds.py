@@ -237,6 +237,10 @@ def caveats(plan: Plan) -> list[str]:
             "reads no value, filled or not. Synchronous or asynchronous, the better "
             "counts."
         )
+    if any(contender.flow == "stream" for contender in plan.contenders):
+        lines.append(
+            "shmlane-stream hands results out in order: its latency counts that wait."
+        )
     if ways & {"set per call", "register per call"}:
         lines.append("*-set and *-register copy their input in, filled or not.")
     if "in the request" in ways:
