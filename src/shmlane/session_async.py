@@ -365,8 +365,8 @@ class AsyncSession(AsyncHost):
             raise
 
     def _take_back(self, engine: Engine) -> None:
-        # The server is asked, which takes time.
-        _in_background(engine.take_back)
+        # The server is asked, which takes time, and keeps the session until it is done.
+        _in_background(functools.partial(super()._take_back, engine))
 
     # --- state ------------------------------------------------------------------------
 
