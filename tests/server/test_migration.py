@@ -61,10 +61,9 @@ def lent_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
 def program() -> Iterator[subprocess.Popen[str]]:
     """The program, which carries out one scenario a line."""
     python = isolated_python("tritonclient", [TRITONCLIENT])
-    code = Path(__file__).with_name("tritonclient_program.py")
     with subprocess.Popen(
-        [str(python), str(code)],
-        env={**clean_environment(), "PYTHONPATH": str(ROOT / "src")},
+        [str(python), "-m", "tests.server.tritonclient_program"],
+        env={**clean_environment(), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
