@@ -1,4 +1,4 @@
-"""A user's program that has tritonclient, as the scenarios of test_migration.py need it.
+"""A user's program that has tritonclient, as test_migration.py needs it.
 
 Owns its clients, and how it looks at things where there is no pytest. Refuses to know
 what a scenario is about.
