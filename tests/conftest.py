@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmlane.errors import RegionError
-from shmlane.header import RegionHeader
 from shmlane.server import TritonServer, managed
 from tests.polling import eventually
+from tests.sessions import is_own, region_files
 
 SHM = Path("/dev/shm")
 
@@ -65,12 +64,12 @@ def no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
         for name in request.fixturenames
         if name.endswith("server")
     ]
-    files, regions = _region_files(), _registered(servers)
+    files, regions = region_files(), _registered(servers)
     yield
     gc.collect()
 
     def leftovers() -> set[str]:
-        stale = {str(path) for path in _region_files() - files if _is_ours(path)}
+        stale = {str(path) for path in region_files() - files if is_own(path)}
         return stale | (_registered(servers) - regions)
 
     eventually(
@@ -78,19 +77,6 @@ def no_leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
         lambda: f"nothing is left behind, but there is {sorted(leftovers())}",
         timeout=5.0,
     )
-
-
-def _region_files() -> set[Path]:
-    return set(SHM.glob("shmlane.*"))
-
-
-def _is_ours(path: Path) -> bool:
-    """Whether this process made the region: what others leave is their affair."""
-    try:
-        header = RegionHeader.parse(path.read_bytes())
-    except (FileNotFoundError, RegionError):
-        return False
-    return bool(header.description["pid"] == os.getpid())
 
 
 def _registered(servers: list[TritonServer]) -> set[str]:

@@ -21,6 +21,8 @@ import numpy.typing as npt
 
 from shmlane import Connection, Lease, Session, SessionStats, Timeouts
 from shmlane.datatypes import DTYPES
+from shmlane.errors import RegionError
+from shmlane.header import RegionHeader
 from shmlane.server import TritonServer
 from tests.polling import eventually
 
@@ -122,6 +124,19 @@ def sink(session: Session, value: float, *, size: int = 8) -> float:
 def region_files() -> set[Path]:
     """The region files that exist now, whoever made them."""
     return set(SHM.glob("shmlane.*"))
+
+
+def own_region_files() -> set[Path]:
+    """Those of them that this process made: others come and go as they like."""
+    return {path for path in region_files() if is_own(path)}
+
+
+def is_own(path: Path) -> bool:
+    try:
+        header = RegionHeader.parse(path.read_bytes())
+    except (FileNotFoundError, RegionError):
+        return False
+    return bool(header.description["pid"] == os.getpid())
 
 
 def registered(server: TritonServer) -> set[str]:

@@ -18,7 +18,14 @@ from shmlane import (
 )
 from shmlane.server import TritonServer
 from tests.polling import eventually
-from tests.sessions import all_free, frame, region_files, registered, sink
+from tests.sessions import (
+    all_free,
+    frame,
+    own_region_files,
+    region_files,
+    registered,
+    sink,
+)
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -29,11 +36,11 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 def test_construction_touches_nothing_and_the_first_use_opens(
     server: TritonServer,
 ) -> None:
-    files = region_files()
+    files = own_region_files()
     session = Session(server.http_url, "sink")
     assert repr(session) == f"<Session 'sink' at {server.http_url} not open>"
     assert session.stats() == SessionStats()
-    assert region_files() == files
+    assert own_region_files() == files
     assert session.metadata.name == "sink"
     assert session.stats().slots == 4
     assert session.open() is session

@@ -27,7 +27,7 @@ from tests.sessions import (
     all_free,
     fill,
     frame,
-    region_files,
+    own_region_files,
     registered,
     sink,
     stopped,
@@ -62,11 +62,11 @@ def echo(session: Session, sent: Array) -> Array:
 def test_no_memory_is_shared_and_nothing_is_registered(
     tensors_server: TritonServer,
 ) -> None:
-    files, regions = region_files(), registered(tensors_server)
+    files, regions = own_region_files(), registered(tensors_server)
     with Session(tensors_server.http_url, "echo_fp32", memory="wire") as session:
         sent = tensor("FP32", LARGE)
         assert_same(echo(session, sent), sent)
-        assert region_files() == files
+        assert own_region_files() == files
         assert registered(tensors_server) == regions
         stats = all_free(session)
         assert stats.registrations == stats.shared_bytes == 0
