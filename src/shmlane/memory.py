@@ -58,8 +58,8 @@ class SessionMemory:
     def nbytes(self) -> int:
         """Bytes of all memory that the session made and has not handed over."""
         regions = (*self._regions, *self._extensions)
-        own = sum(region.nbytes for region in regions if region.is_owned)
-        return own + sum(region.nbytes for region in self._shared)
+        own = [region.nbytes for region in regions if region.is_owned]
+        return sum(own) + sum([region.nbytes for region in self._shared])
 
     def make_slots(self, count: int) -> list[Slot]:
         """A new region cut into `count` slots."""

@@ -58,7 +58,7 @@ class OpenedRegion(MappedFile):
         if not is_region_name(name):
             raise RegionError(f"{name!r} is not the name of a region.")
         self._lock = OwnerLock()
-        self._is_ours = False
+        self.is_owned = False
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(self.path, flags)
         try:
@@ -97,18 +97,13 @@ class OpenedRegion(MappedFile):
         view: memoryview = self.array(0, self.nbytes).data
         return view.toreadonly()
 
-    @property
-    def is_owned(self) -> bool:
-        """Whether the name goes when this is closed."""
-        return self._is_ours
-
     def take_over(self) -> None:
         """Have `close` remove the name: the process that made it leaves that to us."""
-        self._is_ours = True
+        self.is_owned = True
 
     def close(self) -> None:
         """Let go of the memory; live arrays stay valid, and keep what is locked."""
-        if self._is_ours:
+        if self.is_owned:
             # Gone already, or not to be removed: cleaning finds that nobody uses it.
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
@@ -116,11 +111,11 @@ class OpenedRegion(MappedFile):
 
     def hand_over(self) -> None:
         """Leave the name to another process."""
-        self._is_ours = False
+        self.is_owned = False
 
     def leave(self) -> None:
         """As `close`, but the name stays in any case."""
-        self._is_ours = False
+        self.is_owned = False
         self._lock.drop()
         self._mapping = None
 

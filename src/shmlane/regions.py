@@ -100,6 +100,8 @@ class MappedFile:
     is_shared = True
     name: str
     nbytes: int
+    # Whether the name goes when this is closed.
+    is_owned: bool
     _mapping: Any
 
     @property
@@ -162,6 +164,7 @@ class Region(MappedFile):
             _let_go(self.path, self._owner, self._lock)
             # Only now: what Ctrl-C kept from being done is done at the end.
             self._at_end.detach()
+        self.is_owned = False
         self._lock.drop()
         # Live arrays refer to the mapping too: the last of them unmaps it.
         self._mapping = None
@@ -175,16 +178,12 @@ class Region(MappedFile):
         self._lock.drop()
         self._mapping = None
 
-    @property
-    def is_owned(self) -> bool:
-        """Whether the name goes when this is closed or dropped."""
-        return self._at_end.alive
-
     def hand_over(self) -> None:
         """Have the name stay when this is closed or dropped: it is not ours to take.
 
         Other processes use the memory, and whoever cleans up after the last removes it.
         """
+        self.is_owned = False
         self._at_end.detach()
 
     def take_over(self) -> None:
@@ -198,6 +197,7 @@ class Region(MappedFile):
         )
         # Not by itself at exit, where sessions still need the file: see below.
         self._at_end.atexit = False
+        self.is_owned = True
 
     def __repr__(self) -> str:
         state = "closed" if self._mapping is None else "open"

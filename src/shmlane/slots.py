@@ -356,6 +356,7 @@ class Slot:
     ) -> None:
         """As `extend`, to a region that is registered or named already."""
         self.prepared = None
+        self._drop_unused()
         if place.region.is_shared:
             self.registrations.append(place)
         tensor.bind(place, offset, capacity)
@@ -371,6 +372,12 @@ class Slot:
         plan = tensor.plan
         tensor.bind(self.registrations[0], self.start + plan.offset, plan.capacity)
         self._outgrow(self.extensions.pop(tensor.name))
+
+    def _drop_unused(self) -> None:
+        """Let go of regions that tensors were to move to, and did not: Ctrl-C came."""
+        used = [tensor.registration for tensor in self.tensors]
+        for each in [each for each in self.registrations[1:] if each not in used]:
+            self._outgrow(each)
 
     def _outgrow(self, old: Registration) -> None:
         self.outgrown.append(old.region)
