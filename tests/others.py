@@ -86,6 +86,9 @@ class Other:
         self.tell(line)
         return self.hear()
 
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
     def kill(self) -> None:
         """End it as a crash would."""
         os.kill(self.pid, signal.SIGKILL)
