@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = [
     "values_are_right_in_many_requests_of_two_leases",
     "own_requests_and_tritonclients_take_turns_on_a_slot",
+    "shapes_that_tritonclient_brought_are_not_taken_for_ones_own",
     "asyncio_clients_take_the_same_objects",
     "sessions_for_asyncio_lend_their_slots_too",
     "text_and_outputs_of_unknown_size_come_whole",
