@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
 
 from .asynchronous import AsyncShell
 from .errors import LeaseBusy, LeaseExpired, ShmlaneError, UsageError
@@ -160,6 +162,27 @@ class AsyncLease(BaseLendingLease):
         if self._slot is None:
             raise self._unusable(None)
 
+    async def _write_all(
+        self, inputs: Mapping[str, Any], *, cast: bool, is_lent: bool = False
+    ) -> None:
+        """Write all inputs; in a thread where a block has to grow for one.
+
+        is_lent: the caller waits, so that its arrays can be sent from where they lie.
+        """
+        write = self._lend if is_lent else self.write
+
+        def fill() -> None:
+            for name, array in inputs.items():
+                write(name, array, cast=cast)
+
+        slot, shell = self._slot, self._host._shell
+        assert slot is not None
+        assert shell is not None
+        if all(_fits(slot, name, array) for name, array in inputs.items()):
+            fill()
+        else:
+            await shell.run_apart(self, fill)
+
     async def _take(self) -> Self:
         if self._is_busy or self._slot is not None or not self._hold:
             raise UsageError(
@@ -243,3 +266,17 @@ class AsyncLease(BaseLendingLease):
         elif self._hold:
             state = "not begun"
         return f"<AsyncLease {state}>"
+
+
+def _fits(slot: Slot, name: str, array: object) -> bool:
+    """Whether an input can be written without a step that may wait."""
+    tensor = slot.inputs.get(name)
+    if tensor is None:
+        return True
+    if not isinstance(array, np.ndarray):
+        return False
+    if not tensor.spec.is_bytes:
+        return array.size * tensor.spec.dtype.itemsize <= tensor.capacity
+    # How much text there is in objects is known only when it is read.
+    is_bounded = array.dtype.kind in "SU"
+    return is_bounded and array.nbytes + 4 * array.size <= tensor.capacity

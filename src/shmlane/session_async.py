@@ -19,8 +19,6 @@ from collections.abc import (
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-import numpy as np
-
 from .asynchronous import AsyncShell
 from .engine import Engine
 from .errors import (
@@ -41,7 +39,6 @@ from .session_base import (
     checked_limit,
 )
 from .settings import checked_count
-from .slots import Slot
 from .stream_plan import StreamPlan
 from .streams_async import AsyncCourse, AsyncStream
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
@@ -174,7 +171,7 @@ class AsyncSession(AsyncHost):
         async with self.lease(
             timeout=DEFAULT if deadline is None else deadline.remaining
         ) as lease:
-            await self._fill(lease, inputs, cast=cast, is_lent=not is_step)
+            await lease._write_all(inputs, cast=cast, is_lent=not is_step)
             left = DEFAULT if deadline is None else deadline.remaining
             result = await lease.infer(timeout=left, options=options)
             return result._take()
@@ -200,7 +197,7 @@ class AsyncSession(AsyncHost):
             timeout=DEFAULT if deadline is None else deadline.remaining
         )
         try:
-            await self._fill(lease, inputs, cast=cast, is_lent=False)
+            await lease._write_all(inputs, cast=cast)
             left = DEFAULT if deadline is None else deadline.remaining
             return lease._submit_copies(left, options)
         except BaseException:
@@ -278,6 +275,10 @@ class AsyncSession(AsyncHost):
         return lease, self._opened_shell()
 
     @staticmethod
+    async def _fill_item(lease: AsyncLease, item: Any) -> None:
+        await lease._write_all(item, cast=False)
+
+    @staticmethod
     async def _infer_item(
         lease: AsyncLease, plan: StreamPlan[AsyncLease, Any, Any]
     ) -> Result:
@@ -324,31 +325,6 @@ class AsyncSession(AsyncHost):
         connect = functools.partial(engine.shell.make_ready, lease._slot, 0, limit)
         await self._opened_shell().run_apart(lease, connect)
 
-    async def _fill(
-        self,
-        lease: AsyncLease,
-        inputs: Mapping[str, Any],
-        *,
-        cast: bool,
-        is_lent: bool,
-    ) -> None:
-        """Write all inputs; in a thread where a block has to grow for one.
-
-        is_lent: the caller waits, so that its arrays can be sent from where they lie.
-        """
-        write = lease._lend if is_lent else lease.write
-
-        def fill() -> None:
-            for name, array in inputs.items():
-                write(name, array, cast=cast)
-
-        slot = lease._slot
-        assert slot is not None
-        if all(_fits(slot, name, array) for name, array in inputs.items()):
-            fill()
-        else:
-            await self._opened_shell().run_apart(lease, fill)
-
     # --- what leases ask for ----------------------------------------------------------
 
     async def _acquire(self, lease: AsyncLease, limit: float | None) -> None:
@@ -393,20 +369,6 @@ class AsyncSession(AsyncHost):
         shell = getattr(self, "_shell", None)
         if shell is not None and self._state is not State.FORKED:
             shell.close_from_anywhere()
-
-
-def _fits(slot: Slot, name: str, array: object) -> bool:
-    """Whether an input can be written without a step that may wait."""
-    tensor = slot.inputs.get(name)
-    if tensor is None:
-        return True
-    if not isinstance(array, np.ndarray):
-        return False
-    if not tensor.spec.is_bytes:
-        return array.size * tensor.spec.dtype.itemsize <= tensor.capacity
-    # How much text there is in objects is known only when it is read.
-    is_bounded = array.dtype.kind in "SU"
-    return is_bounded and array.nbytes + 4 * array.size <= tensor.capacity
 
 
 def _in_background(work: Callable[[], object]) -> None:

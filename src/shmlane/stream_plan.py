@@ -7,7 +7,7 @@ is left out. Refuses to begin anything.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +26,7 @@ R = TypeVar("R")
 class StreamPlan(Generic[L, I, R]):
     """How a stream is to run: its arguments, checked.
 
-    total: how many items there are, None if nobody knows.
+    is_plain: items are {name: array}, and `write` does nothing but write all of them.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class StreamPlan(Generic[L, I, R]):
         timeout: Timeout,
         options: RequestOptions | None,
     ) -> None:
+        self.is_plain = write is None
         self.write: Callable[[L, Any], object] = write or _write_all
         self.read: Callable[[Any, Result], Any] = read or _copy
         self.in_flight = _checked_in_flight(in_flight, slots)
@@ -71,14 +72,20 @@ class StreamPlan(Generic[L, I, R]):
         return ThreadPoolExecutor(self.workers, thread_name_prefix="shmlane-stream")
 
 
-def _write_all(lease: BaseLease, item: object) -> None:
+def checked_item(item: Any) -> Mapping[str, Any]:
+    """An item that nobody said how to write: it has names, or this raises."""
     if not hasattr(item, "items"):
         raise UsageError(
             f"an item of the stream is a {type(item).__name__}, not {{name: array}}.",
             hint="Say how it fills the inputs: stream(items, write=function), called"
             " with a lease and the item.",
         )
-    for name, array in item.items():
+    named: Mapping[str, Any] = item
+    return named
+
+
+def _write_all(lease: BaseLease, item: object) -> None:
+    for name, array in checked_item(item).items():
         lease.write(name, array)
 
 

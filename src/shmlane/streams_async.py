@@ -20,7 +20,7 @@ from .asynchronous import AsyncShell
 from .errors import LeaseTimeout
 from .leases import BaseLease, Result
 from .outcomes import Outcomes
-from .stream_plan import StreamPlan
+from .stream_plan import StreamPlan, checked_item
 
 L_co = TypeVar("L_co", bound=BaseLease, covariant=True)
 L = TypeVar("L", bound=BaseLease)
@@ -84,6 +84,7 @@ class AsyncStreamHost(Protocol[L_co]):
     """What a stream asks of its session."""
 
     async def _begin_lease(self) -> tuple[L_co, AsyncShell]: ...
+    async def _fill_item(self, lease: Any, item: Any) -> None: ...
     async def _infer_item(self, lease: Any, plan: Any) -> Result: ...
 
 
@@ -180,7 +181,10 @@ class AsyncCourse(Generic[L, I, R]):
         """What becomes of one item."""
         plan, threads = self._plan, self._threads
         if threads is None:
-            plan.write(lease, item)
+            if plan.is_plain:
+                await self._host._fill_item(lease, checked_item(item))
+            else:
+                plan.write(lease, item)
             result = await self._host._infer_item(lease, plan)
             value: R = plan.read(item, result)
             return value
