@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,19 @@ def test_more_rows_than_the_model_takes_become_several_requests(
                 infer({"VALUES": values})["SUMS"], values.sum(axis=1, keepdims=True)
             )
     assert requests_of(server) - before == 2 * requests
+
+
+def test_as_many_requests_are_in_flight_as_there_are_slots(
+    server: ScriptedServer,
+) -> None:
+    with (
+        BatchInfer(server.url, "rows", slots=3, batch_size=1) as infer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        with server.hold():
+            result = pool.submit(infer, {"VALUES": FEW})
+            server.wait_for(3)
+        assert result.result(10.0)["SUMS"].tolist() == [[3], [12], [21], [30]]
 
 
 def test_no_rows_give_no_rows(server: ScriptedServer) -> None:
