@@ -132,7 +132,8 @@ class AsyncShell:
             await asyncio.wrap_future(errand, loop=self.loop)
         except asyncio.CancelledError:
             if not errand.cancelled():
-                await asyncio.wait({asyncio.wrap_future(errand, loop=self.loop)})
+                left = asyncio.wrap_future(errand, loop=self.loop)
+                await asyncio.gather(left, return_exceptions=True)
             raise
 
     # --- one inference ----------------------------------------------------------------
@@ -277,6 +278,8 @@ class AsyncShell:
                 raise timed_out(flight.limit)
             return await done
         except asyncio.CancelledError:
+            # Nobody is to be told what the thread raises then.
+            done.cancel()
             if not future.cancel():
                 self._leave_to(future, lease)
             raise

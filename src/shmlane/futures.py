@@ -97,33 +97,33 @@ class Submission(Flight):
 
     def succeed(self, answer: Answer) -> None:
         """The reply is there: nobody can cancel any more."""
-        future = self._leave_future()
+        future, kept = self._let_go()
         if not future.set_running_or_notify_cancel():
-            self.kept.release()
+            kept.release()
             return
         try:
-            result = self.make(answer, self.kept)
+            result = self.make(answer, kept)
         except Exception as error:
-            self.kept.release()
+            kept.release()
             future.set_exception(error)
         else:
             future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        future = self._leave_future()
-        self.kept.release()
+        future, kept = self._let_go()
+        kept.release()
         if future.set_running_or_notify_cancel():
             future.set_exception(error)
 
     def give_up(self) -> None:
         """The future was cancelled, with the request in flight."""
-        future = self._leave_future()
-        self.kept.release()
+        future, kept = self._let_go()
+        kept.release()
         future.set_running_or_notify_cancel()
 
-    def _leave_future(self) -> Future[Any]:
-        # It refers to this, to tell of being cancelled. Without the circle, a result
-        # that is dropped gives its slot back at once.
-        future = self.future
-        self.future = NOTHING
-        return future
+    def _let_go(self) -> tuple[Future[Any], Kept]:
+        # Whoever still has this, and the future that tells it of being cancelled, would
+        # keep a result alive that its caller has dropped, and the slot with it.
+        future, kept = self.future, self.kept
+        self.future = self.kept = NOTHING
+        return future, kept

@@ -139,6 +139,10 @@ class Receiver(Background):
             is_flying = self._flying.pop(submission, None)
         if is_flying:
             submission.give_up()
+            # Without a late reply, nothing would tell the thread to expect no more.
+            self._submitted.append(submission)
+            self._wake_up()
+            self.nudge()
 
     def _fail_all(self) -> None:
         for submission in list(self._flying):
@@ -205,6 +209,7 @@ class Receiver(Background):
         self, board: Board[Slot | Submission], submission: Submission
     ) -> None:
         if submission not in self._flying:
+            board.forget(submission)
             return
         channel = submission.slot.channel
         assert channel is not None

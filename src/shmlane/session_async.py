@@ -94,22 +94,24 @@ class AsyncSession(AsyncHost):
             self._shell = AsyncShell(engine.shell, engine.exchange, loop)
         except Exception:
             # No descriptor left, or no system on which a loop can do this.
-            await loop.run_in_executor(None, self._close_at_once)
+            at_once = functools.partial(self._close_in_thread, wait=False)
+            await loop.run_in_executor(None, at_once)
             raise
 
-    def _close_at_once(self) -> None:
+    def _close_in_thread(self, *, wait: bool) -> None:
         self._begin_to_close()
-        self._end(wait=False)
+        self._end(wait=wait)
 
     async def close(self, *, wait: bool = True) -> None:
         """Hand out no more leases, unregister, remove the memory. Twice does nothing.
 
-        As `Session.close`. Tasks that wait for replies get them meanwhile.
+        As `Session.close`. Tasks that wait for replies get them meanwhile. Cancelled,
+        it is finished in the background.
         """
         loop = asyncio.get_running_loop()
+        closing = functools.partial(self._close_in_thread, wait=wait)
         try:
-            await loop.run_in_executor(None, self._begin_to_close)
-            await loop.run_in_executor(None, functools.partial(self._end, wait=wait))
+            await asyncio.shield(loop.run_in_executor(None, closing))
         finally:
             # In a forked child, what the loop watches is the parent's to change.
             if self._shell is not None and self._state is not State.FORKED:
@@ -120,7 +122,7 @@ class AsyncSession(AsyncHost):
             return await self.open()
         except asyncio.CancelledError:
             # A thread may still be opening it, and nobody would close it.
-            _in_background(self._close_at_once)
+            _in_background(functools.partial(self._close_in_thread, wait=False))
             raise
 
     async def __aexit__(

@@ -216,15 +216,17 @@ class BaseSession:
         if engine is None or self._state is State.FORKED:
             return
         if not engine.has_ended:
-            state = repr(self)
+            # Of a closed one, the rest may just be on its way back.
+            state = repr(self) if self._state is State.OPEN else ""
             self._begin_to_close()
             self._end(wait=False)
-            warnings.warn(
-                f"{state} was dropped without close; use it in a with block.",
-                ResourceWarning,
-                stacklevel=2,
-                source=self,
-            )
+            if state:
+                warnings.warn(
+                    f"{state} was dropped without close; use it in a with block.",
+                    ResourceWarning,
+                    stacklevel=2,
+                    source=self,
+                )
 
     # --- telling ----------------------------------------------------------------------
 
