@@ -27,7 +27,7 @@ from .exchange import Answer
 from .metadata import Array, Shape, unknown_tensor
 from .slots import Holder, Slot
 from .sources import as_array
-from .tensors import Tensor
+from .tensors import COUNTS_ARE_EXACT, Tensor
 
 
 class LeaseHost(Protocol):
@@ -140,6 +140,8 @@ class BaseLease(Holder):
         """The lease has its slot, and is the caller's from now on."""
         slot = self._slot = self._hold[1]
         slot.leased = True
+        if not COUNTS_ARE_EXACT:
+            slot.renew_arrays()
 
     def __getitem__(self, name: str) -> Array:
         """The input `name` as a writable array over shared memory, to be filled.

@@ -34,6 +34,7 @@ from .settings import checked_count
 from .slots import Slot
 from .stream_plan import StreamPlan
 from .streams import Course, Stream
+from .tensors import COUNTS_ARE_EXACT
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
 
 I = TypeVar("I")  # noqa: E741 - an item
@@ -202,6 +203,8 @@ class Session(BaseSession):
         # As `_begin`, without its call.
         lease._slot = slot = lease._hold[1]
         slot.leased = True
+        if not COUNTS_ARE_EXACT:
+            slot.renew_arrays()
         return lease
 
     def infer(

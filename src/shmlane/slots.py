@@ -308,6 +308,15 @@ class Slot:
         self.watches.clear()
         return True
 
+    def renew_arrays(self) -> None:
+        """Make all arrays in this thread, where reference counts are not exact.
+
+        Without the GIL, what another thread than its maker lets go of dies only when
+        the maker gets to it, which may be never: its slot would stay pinned.
+        """
+        for tensor in self.tensors:
+            tensor.revive()
+
     # --- memory and registration ------------------------------------------------------
 
     @property
