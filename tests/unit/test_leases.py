@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shmlane import Session, leases, session
 from shmlane.errors import (
     InputMissing,
     LeaseBusy,
@@ -16,7 +18,9 @@ from shmlane.errors import (
     UnknownTensor,
     UsageError,
 )
-from shmlane.leases import Result
+from shmlane.leases import BaseLease, Result
+from shmlane.metadata import Array
+from shmlane.testing import ScriptedServer, identity_model
 from tests.unit.scripted import (
     OPEN,
     PLAIN,
@@ -28,6 +32,7 @@ from tests.unit.scripted import (
 )
 
 FULL = output("Y", (1, 4))
+SHAPES = {"INPUT__0": (1, 1, 2, 2)}
 
 
 @pytest.fixture
@@ -287,3 +292,30 @@ def test_a_lease_tells_its_state(desk: Desk) -> None:
         lease["X"].fill(1)
         assert repr(lease.infer(FULL)) == "<Result Y [1, 4]>"
     assert repr(lease) == "<Lease released>"
+
+
+@pytest.mark.parametrize("how", ["lease", "stream"])
+def test_without_the_gil_a_lease_makes_its_arrays_itself(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """An array that another thread than its maker lets go of may die much later."""
+    for module in (leases, session):
+        monkeypatch.setattr(module, "COUNTS_ARE_EXACT", False)
+    roots: list[weakref.ref[Array]] = []
+
+    def look(lease: BaseLease, _item: object) -> None:
+        assert all(root() is None for root in roots)
+        root = lease["INPUT__0"].base
+        assert root is not None
+        roots.append(weakref.ref(root))
+
+    with (
+        ScriptedServer([identity_model()]) as server,
+        Session(server.url, "identity", slots=1, shapes=SHAPES) as asked,
+    ):
+        if how == "stream":
+            list(asked.stream(range(2), write=look))
+        for _ in range(2):
+            with asked.lease() as lease:
+                look(lease, None)
+    assert len(roots) == (4 if how == "stream" else 2)
