@@ -87,9 +87,12 @@ def is_in_flight(region: str, slot: int) -> bool:
 
 def assert_nothing_left(server: TritonServer, region: str) -> None:
     """Once all who used it are gone and somebody has cleaned up."""
-    eventually(
-        lambda: clean_up(only=server.http_url) and not Path("/dev/shm", region).exists()
-    )
+
+    def is_gone() -> bool:
+        clean_up(only=server.http_url)
+        return not Path("/dev/shm", region).exists()
+
+    eventually(is_gone, f"{region} is gone")
     assert not [name for name in registered(server) if region in name]
 
 
