@@ -33,12 +33,18 @@ class Background(abc.ABC):
         # Held by the thread for as long as it runs. A bare lock and a bare thread: no
         # Python code of `threading` that a finaliser could be running inside of.
         self._running = _thread.allocate_lock()
+        self._thread = 0
         # Held while a slot changes hands, which may run a finaliser that stops this.
         self._handing = threading.RLock()
 
     @property
     def is_busy(self) -> bool:
         return self._running.locked() or (not self._stopping and self._has_work())
+
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether this is asked in the thread itself, where nobody can wait for it."""
+        return self._running.locked() and self._thread == _thread.get_ident()
 
     def watch(self, slot: Slot) -> None:
         """Bring a slot: the thread is woken, or started."""
@@ -50,12 +56,17 @@ class Background(abc.ABC):
         self._wake_up()
         self.nudge()
 
-    def nudge(self) -> None:
-        """Start the thread if there is work for it and it does not run."""
+    def nudge(self) -> bool:
+        """Start the thread if there is work for it and it does not run.
+
+        False if the machine refuses one now: then the slots wait for the next nudge.
+        """
         if not self._stopping and self._has_work() and not self._running.locked():
-            # The machine may refuse a thread now: the slots wait for the next nudge.
-            with contextlib.suppress(RuntimeError):
+            try:
                 _thread.start_new_thread(self._run, ())
+            except RuntimeError:
+                return False
+        return True
 
     def stop(self) -> None:
         """End the thread soon; slots that it has not given back stay with the server.
@@ -67,11 +78,19 @@ class Background(abc.ABC):
         if self._handing.acquire(timeout=_HANDOVER_LIMIT):
             self._handing.release()
 
+    def disown(self) -> None:
+        """In a forked child, where there is no thread: bring nothing back."""
+        self._stopping = True
+        # The thread may have held them, which does not exist here.
+        self._running = _thread.allocate_lock()
+        self._handing = threading.RLock()
+
     def _run(self) -> None:
         # Taken here: a thread that cannot start, or Ctrl-C, must not leave it taken.
         # Of several threads started at once, all but one end at once.
         if not self._running.acquire(blocking=False):
             return
+        self._thread = _thread.get_ident()
         try:
             while not self._stopping and self._has_work():
                 self._work()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import NamedTuple
 
 from . import control
@@ -40,14 +42,21 @@ STEP_PAUSE = 0.002
 
 
 class Step(NamedTuple):
-    """One step of a sequence: the slot that it was sent from, and as what."""
+    """One step of a sequence: the slot that it was sent from, and as what.
+
+    flight: what may have to send it again, None once that is gone.
+    """
 
     slot: Slot
     epoch: int
+    flight: Callable[[], Flight | None]
 
     @property
     def is_pending(self) -> bool:
-        """Whether its caller gave up and no reply has come."""
+        """Whether its caller does not wait and no reply has come."""
+        flight = self.flight()
+        if flight is not None and not flight.is_over:
+            return True
         # Releasing the lease changes the epoch once, the next inference once more.
         return self.slot.server_hold and self.slot.epoch <= self.epoch + 1
 
@@ -167,19 +176,28 @@ class BlockingShell:
             raise
 
     def _await_last_step(
-        self, slot: Slot, options: RequestOptions, deadline: Deadline
+        self,
+        slot: Slot,
+        options: RequestOptions,
+        deadline: Deadline,
+        flight: Flight | None = None,
     ) -> None:
-        while not self.begin_step(slot, options, deadline):
+        while not self.begin_step(slot, options, deadline, flight):
             time.sleep(STEP_PAUSE)
 
     def begin_step(
-        self, slot: Slot, options: RequestOptions, deadline: Deadline
+        self,
+        slot: Slot,
+        options: RequestOptions,
+        deadline: Deadline,
+        flight: Flight | None = None,
     ) -> bool:
         """Whether this step of a sequence may be sent now; it is the last step then.
 
         It may not overtake one that is unanswered, whose caller gave up or did not
-        wait: the reply to that tells that the server has taken it. Raises
-        `InferTimeout` when the deadline has passed meanwhile.
+        wait: the reply to that tells that the server has taken it; nor `flight`, which
+        may be sent more than once. Raises `InferTimeout` when the deadline has passed
+        meanwhile.
         """
         sequence = options.sequence_id
         # A sequence that begins anew has nothing to wait for.
@@ -189,7 +207,7 @@ class BlockingShell:
                 raise _too_early(sequence, deadline)
             return False
         with self._noting_steps:
-            self._steps[sequence] = Step(slot, slot.epoch)
+            self._steps[sequence] = Step(slot, slot.epoch, _reference(flight))
             # Steps that were answered are of no interest any more.
             for other in [key for key, step in self._steps.items() if step.is_over]:
                 del self._steps[other]
@@ -207,7 +225,7 @@ class BlockingShell:
             self.repair(flight, problem)
         else:
             if options is not None and options.has_sequence:
-                self._await_last_step(slot, options, flight.deadline)
+                self._await_last_step(slot, options, flight.deadline, flight)
             if not flight.is_ready:
                 self.make_ready(slot, flight.given, flight.deadline, options)
         while not flight.send(self._exchange):
@@ -336,6 +354,15 @@ class BlockingShell:
 
     def __repr__(self) -> str:
         return f"<BlockingShell over {self._calls!r}>"
+
+
+def _reference(flight: Flight | None) -> Callable[[], Flight | None]:
+    """Not to the flight itself: dropped, it gives its slot back."""
+    return _no_flight if flight is None else weakref.ref(flight)
+
+
+def _no_flight() -> None:
+    return None
 
 
 def _too_early(sequence: int | str, deadline: Deadline) -> InferTimeout:

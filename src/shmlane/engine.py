@@ -293,6 +293,8 @@ class Engine:
 
     def close(self, *, wait: bool) -> None:
         """After `begin_to_close`: wait for replies if asked to; end what is idle."""
+        # The thread that reads replies would wait for itself, in a future's callback.
+        wait = wait and not self.receiver.is_this_thread
         try:
             if wait and not self.has_ended:
                 self._wait_for({Label.IN_FLIGHT, Label.LATE}, self._timeouts.infer)
@@ -389,6 +391,7 @@ class Engine:
         """Refuse every use in a forked child; shared memory is not touched."""
         # Another thread of the parent may have held it; it does not exist here.
         self._ending = threading.Lock()
+        self.receiver.disown()
         self.borrower.disown()
         for slot in (*self.pool.slots, *self.borrower.slots):
             slot.server_hold = True

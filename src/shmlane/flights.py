@@ -28,13 +28,15 @@ class Flight:
 
     given: bits of the inputs that are sent. limit: seconds for all of it, from now on.
     attempt: how often it had to be made ready again. replayed: whether it was sent
-    again although it may have run.
+    again although it may have run. is_over: nothing is sent any more, here or again.
     """
 
     __slots__ = (
+        "__weakref__",
         "attempt",
         "given",
         "is_new",
+        "is_over",
         "limit",
         "options",
         "replayed",
@@ -56,6 +58,7 @@ class Flight:
         self.when = math.inf if limit is None else time.monotonic() + limit
         self.attempt = 0
         self.replayed = False
+        self.is_over = False
         # Nothing of the reply has come yet.
         self.is_new = True
 
@@ -94,8 +97,8 @@ class Flight:
         channel = slot.channel
         assert channel is not None
         self.is_new = True
-        request = exchange.begin(slot)
         try:
+            request = exchange.begin(slot)
             if self.is_small:
                 is_sent = channel.send(request)
             else:

@@ -116,14 +116,16 @@ class Submission(Flight):
             future.set_exception(error)
 
     def give_up(self) -> None:
-        """The future was cancelled, with the request in flight."""
+        """The future was cancelled, or nobody has it, with the request in flight."""
         future, kept = self._let_go()
         kept.release()
-        future.set_running_or_notify_cancel()
+        if future.cancelled():
+            future.set_running_or_notify_cancel()
 
     def _let_go(self) -> tuple[Future[Any], Kept]:
         # Whoever still has this, and the future that tells it of being cancelled, would
         # keep a result alive that its caller has dropped, and the slot with it.
         future, kept = self.future, self.kept
         self.future = self.kept = NOTHING
+        self.is_over = True
         return future, kept

@@ -11,11 +11,12 @@ from __future__ import annotations
 import _thread
 import contextlib
 import functools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from .background import Background
 from .blocking import BlockingShell
@@ -27,6 +28,8 @@ from .flights import Timetable
 from .futures import Submission
 from .slots import Holder, Label, Slot
 from .transport import timed_out
+
+T = TypeVar("T")
 
 _RETRY_PAUSE = 0.25
 # To start a thread costs more than a small model: it stays for the next future.
@@ -84,14 +87,20 @@ class Receiver(Background):
         else:
             super().take_over(holder)
 
-    def nudge(self) -> None:
-        super().nudge()
-        self._drainer.nudge()
+    def nudge(self) -> bool:
+        is_drained = self._drainer.nudge()
+        return super().nudge() and is_drained
 
     def stop(self) -> None:
         super().stop()
         self._drainer.stop()
         self._fail_all()
+
+    def disown(self) -> None:
+        super().disown()
+        self._drainer.disown()
+        if self._board is not None:
+            self._board.close()
 
     def _has_work(self) -> bool:
         return bool(self._incoming or self._submitted)
@@ -106,7 +115,6 @@ class Receiver(Background):
     def submit(self, submission: Submission) -> Future[Any]:
         """Send, and answer the future later; waits only to make the request ready."""
         future = submission.future
-        future.add_done_callback(functools.partial(self._look_at, submission))
         try:
             self._shell.launch(submission)
         except BaseException as error:
@@ -115,6 +123,8 @@ class Receiver(Background):
                 raise
         else:
             self._serve(submission)
+            # Only now: until here, Ctrl-C drops the one that nobody else knows of.
+            future.add_done_callback(functools.partial(self._look_at, submission))
         return future
 
     def _look_at(self, submission: Submission, future: Future[Any]) -> None:
@@ -124,14 +134,21 @@ class Receiver(Background):
     def _serve(self, submission: Submission) -> None:
         """Read the reply to a request that was sent."""
         future = submission.future
-        self._flying[submission] = submission
-        self._submitted.append(submission)
-        self._wake_up()
-        self.nudge()
+        try:
+            self._flying[submission] = submission
+            self._submitted.append(submission)
+            self._wake_up()
+            is_read = super().nudge()
+        except BaseException:
+            # Ctrl-C: nobody gets the future.
+            self._abandon(submission)
+            raise
         if self._stopping:
             self._fail_all()
         elif future.cancelled():
             self._abandon(submission)
+        elif not is_read and self._flying.pop(submission, None) is not None:
+            submission.fail(_unread("no thread can be started"))
 
     def _abandon(self, submission: Submission) -> None:
         """The future was cancelled: its slot is LATE, if the request is in flight."""
@@ -156,7 +173,7 @@ class Receiver(Background):
         try:
             _thread.start_new_thread(self._send_again, (submission, problem))
         except RuntimeError as error:
-            submission.fail(error)
+            self._conclude(submission.fail, _unread(str(error)))
 
     def _send_again(
         self, submission: Submission, problem: Verdict | RequestLost
@@ -176,6 +193,9 @@ class Receiver(Background):
         except OSError:
             # No descriptor left. The slots stay aside until there is one.
             time.sleep(_RETRY_PAUSE)
+            for submission in list(self._flying):
+                if submission.deadline.has_passed:
+                    self._expire(submission)
             return
         with contextlib.closing(board):
             self._board = board
@@ -201,24 +221,46 @@ class Receiver(Background):
                 else:
                     self._read_reply(board, each)
             for overdue in self._timetable.overdue(self._flying):
+                # What has come in time is in time, whatever kept this thread from it.
+                self._read_reply(board, overdue)
                 board.forget(overdue)
-                if self._flying.pop(overdue, None):
-                    overdue.fail(timed_out(overdue.limit))
+                self._expire(overdue)
+
+    def _expire(self, submission: Submission) -> None:
+        if self._flying.pop(submission, None):
+            self._conclude(submission.fail, timed_out(submission.limit))
+
+    @staticmethod
+    def _conclude(end: Callable[[T], None], outcome: T) -> None:
+        """End a future, which calls what its owner wants to be called then."""
+        try:
+            end(outcome)
+        except BaseException:
+            # An Exception is told of by the future in the same way. The others would
+            # end this thread, while futures of others wait for it.
+            logging.getLogger("concurrent.futures").critical(
+                "a callback of a future raised", exc_info=True
+            )
 
     def _watch_flight(
         self, board: Board[Slot | Submission], submission: Submission
     ) -> None:
-        if submission not in self._flying:
-            board.forget(submission)
-            return
-        channel = submission.slot.channel
-        assert channel is not None
-        try:
-            board.expect(channel, submission)
-        except (OSError, ValueError) as error:
-            channel.close()
+        problem: RequestLost | None = None
+        # Cancelled in between, the slot and its connection would be another's by now.
+        with self._handing:
+            if submission not in self._flying:
+                board.forget(submission)
+                return
+            channel = submission.slot.channel
+            assert channel is not None
+            try:
+                board.expect(channel, submission)
+            except (OSError, ValueError) as error:
+                channel.close()
+                problem = _unread(f"its connection cannot be watched: {error}")
+        if problem is not None:
             if self._flying.pop(submission, None):
-                submission.fail(_unwatched(error))
+                self._conclude(submission.fail, problem)
             return
         self._timetable.note(submission)
         self._stays_until = time.monotonic() + _LINGER
@@ -237,11 +279,11 @@ class Receiver(Background):
                 return
             self._flying.pop(submission, None)
         if isinstance(outcome, Answer):
-            submission.succeed(outcome)
+            self._conclude(submission.succeed, outcome)
         elif isinstance(outcome, (Verdict, RequestLost)):
             self._mend(submission, outcome)
         else:
-            submission.fail(outcome)
+            self._conclude(submission.fail, outcome)
 
     def _outcome(self, submission: Submission) -> Answer | Verdict | Exception | None:
         try:
@@ -307,9 +349,8 @@ class Receiver(Background):
         return f"<Receiver {state}, {flying} futures, {drains} drains>"
 
 
-def _unwatched(error: Exception) -> RequestLost:
+def _unread(reason: str) -> RequestLost:
     return RequestLost(
-        f"the connection cannot be watched for the reply ({error}); the model may have"
-        " run.",
-        hint="Is the process out of descriptors? See ulimit -n.",
+        f"the reply cannot be read ({reason}); the model may have run.",
+        hint="Is the process out of descriptors or threads? See ulimit -n and -u.",
     )

@@ -104,8 +104,9 @@ class Lease(LendingLease):
         kept = Kept(self._host)
         result = functools.partial(make, slot, epoch)
         submission = Submission(kept, slot, self._given, limit, options, make=result)
-        kept.take_over(self)
+        # First: Ctrl-C must not leave a lease that can be used and has no slot.
         self._slot = None
+        kept.take_over(self)
         return engine.receiver.submit(submission)
 
 
@@ -156,11 +157,15 @@ class Session(BaseSession):
         """Hand out no more leases, unregister, remove the memory. Twice does nothing.
 
         wait: first wait for the replies of requests in flight, for at most
-        `Timeouts.infer` seconds. Views that are still alive stay valid; leases still
-        held can only be released, which takes back the rest. Where the server does not
-        answer, the memory stays until the next session or `shmlane clean`, so that it
-        can be unregistered then. An interrupted close is finished by another.
+        `Timeouts.infer` seconds; in the callback of a future it does not wait. Views
+        that are still alive stay valid; leases still held can only be released, which
+        takes back the rest. Where the server does not answer, the memory stays until
+        the next session or `shmlane clean`, so that it can be unregistered then. An
+        interrupted close is finished by another.
         """
+        if wait:
+            for course in list(self._courses):
+                course.leave()
         self._begin_to_close()
         self._end(wait=wait)
 
@@ -339,6 +344,7 @@ class Session(BaseSession):
         )
         engine = self._ensure_open()
         course = Course(plan, items, self, engine.shell, engine.exchange)
+        self._courses.add(course)
         return Stream(course.run(), plan.outcomes)
 
     def _take_lease(self, *, wait: bool) -> Lease | None:

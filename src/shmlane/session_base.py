@@ -27,6 +27,7 @@ from .settings import Settings
 from .sharing import attached_settings
 from .slots import Holder, Slot
 from .stats import SessionStats
+from .streams import Course
 from .tensors import Tensor
 from .timing import DEFAULT, Default, Timeout, Timeouts, check_timeout
 
@@ -177,6 +178,7 @@ class BaseSession:
         self.model = settings.model
         self.version = settings.version
         self._opening = threading.Lock()
+        self._courses: weakref.WeakSet[Course[Any, Any, Any]] = weakref.WeakSet()
         look_after(self)
 
     # --- opening and closing ----------------------------------------------------------

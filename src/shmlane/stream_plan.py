@@ -56,7 +56,7 @@ class StreamPlan(Generic[L, I, R]):
             ordered=ordered,
             return_exceptions=return_exceptions,
             progress=progress,
-            total=len(items) if isinstance(items, Sized) else None,
+            total=_length(items),
         )
         if options is not None and options.has_sequence:
             raise UsageError(
@@ -91,6 +91,16 @@ def _write_all(lease: BaseLease, item: object) -> None:
 
 def _copy(_item: object, result: Result) -> dict[str, Array]:
     return result._take()
+
+
+def _length(items: object) -> int | None:
+    if not isinstance(items, Sized):
+        return None
+    try:
+        return len(items)
+    except TypeError:
+        # As a progress bar, or another stream, over a generator says it.
+        return None
 
 
 def _checked_in_flight(in_flight: int | None, slots: int) -> int:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar, cast
+from typing import Generic, Protocol, Self, TypeVar, cast
 
 from .blocking import BlockingShell
 from .board import Board
-from .errors import RequestLost
+from .errors import PoolClosed, RequestLost, ShmlaneError
 from .exchange import Answer, Exchange, Verdict
 from .flights import Flight, Timetable
 from .leases import BaseLease, Result
@@ -45,6 +46,7 @@ class StreamHost(Protocol[L]):
     def _check_lease(
         self, lease: L, timeout: Timeout, options: RequestOptions | None
     ) -> tuple[Slot, float | None]: ...
+    def _why_unusable(self) -> ShmlaneError | None: ...
 
 
 class Passage(Flight, Generic[L]):
@@ -145,9 +147,10 @@ class Course(Generic[L, I, R]):
         # An item that has been fetched and waits for a slot.
         self._waiting: deque[I] = deque()
         self._is_exhausted = False
+        # What ended the source, or the session: raised when all else is handed out.
+        self._failure: Exception | None = None
+        self._thread = 0
         self._source_is_slow = False
-        # Raised when the results of the items before have been handed out.
-        self._source_error: Exception | None = None
         self._looked = 0.0
         self._flying: dict[Passage[L], Passage[L]] = {}
         self._timetable = Timetable()
@@ -167,16 +170,19 @@ class Course(Generic[L, I, R]):
     def _results(self) -> Iterator[R | Exception]:
         outcomes = self._outcomes
         while True:
+            self._thread = threading.get_ident()
+            if reason := self._host._why_unusable():
+                raise reason
             self._begin_what_fits()
             if outcomes.is_ready:
                 yield outcomes.take()
                 self._look_if_due()
             elif self._busy:
                 self._look(self._timetable.remaining)
+            elif self._failure is not None:
+                raise self._failure
             elif self._is_exhausted and not self._waiting:
-                break
-        if self._source_error is not None:
-            raise self._source_error
+                return
 
     @property
     def _busy(self) -> int:
@@ -187,17 +193,28 @@ class Course(Generic[L, I, R]):
     # --- beginning --------------------------------------------------------------------
 
     def _begin_what_fits(self) -> None:
+        try:
+            while self._has_room and (self._waiting or self._fetch()):
+                # If nothing is on its way, others have the slots, and this waits in
+                # turn; but not with a result in hand.
+                wait = not self._busy and not self._outcomes.is_ready
+                lease = self._host._take_lease(wait=wait)
+                if lease is None:
+                    return
+                self._begin(lease, self._waiting.popleft())
+        except Exception as error:
+            self._end(error)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether to begin another item now."""
         outcomes = self._outcomes
-        while self._busy < self._plan.in_flight and not outcomes.is_full:
-            if outcomes.is_ready and self._source_is_slow:
-                return
-            if not self._waiting and not self._fetch():
-                return
-            # If nothing is on its way, others have the slots, and this waits in turn.
-            lease = self._host._take_lease(wait=not self._busy)
-            if lease is None:
-                return
-            self._begin(lease, self._waiting.popleft())
+        if self._busy >= self._plan.in_flight or outcomes.is_full:
+            return False
+        if not self._source_is_slow:
+            return True
+        self._look_if_due()
+        return not outcomes.is_ready
 
     def _fetch(self) -> bool:
         if self._is_exhausted:
@@ -205,13 +222,17 @@ class Course(Generic[L, I, R]):
         begun = time.monotonic()
         try:
             self._waiting.append(next(self._source))
-        except Exception as error:
+        except StopIteration:
             self._is_exhausted = True
-            if not isinstance(error, StopIteration):
-                self._source_error = error
             return False
         self._source_is_slow = time.monotonic() - begun > _SLOW_SOURCE
         return True
+
+    def _end(self, failure: Exception) -> None:
+        """Begin no more, because of what is not the fault of one item."""
+        self._failure = failure
+        self._is_exhausted = True
+        self._waiting.clear()
 
     def _begin(self, lease: L, item: I) -> None:
         number = self._outcomes.begin()
@@ -231,30 +252,37 @@ class Course(Generic[L, I, R]):
             self._written(lease, item, number, None)
 
     def _written(self, lease: L, item: I, number: int, error: Exception | None) -> None:
+        if error is not None:
+            lease.release()
+            self._outcomes.fail(number, error)
+            return
+        plan = self._plan
         try:
-            if error is not None:
-                raise error
-            plan = self._plan
             slot, limit = self._host._check_lease(lease, plan.timeout, plan.options)
             passage = Passage(
                 slot, limit, plan.options, lease=lease, number=number, item=item
             )
-            self._launch(passage, None)
         except Exception as failure:
             lease.release()
             self._outcomes.fail(number, failure)
         except BaseException:
             lease.release()
             raise
+        else:
+            self._launch(passage, None)
 
     def _launch(
         self, passage: Passage[L], problem: Verdict | RequestLost | None
     ) -> None:
-        self._flying.pop(passage, None)
-        self._shell.launch(passage, problem)
-        self._expect(passage)
+        # First: whatever ends the stream meanwhile, its slot is given back.
         self._flying[passage] = passage
-        self._timetable.note(passage)
+        try:
+            self._shell.launch(passage, problem)
+            self._expect(passage)
+        except Exception as error:
+            self._fail(passage, error)
+        else:
+            self._timetable.note(passage)
 
     def _expect(self, passage: Passage[L]) -> None:
         channel = passage.slot.channel
@@ -275,28 +303,35 @@ class Course(Generic[L, I, R]):
             self._land(passage)
         if self._workshop is not None:
             self._workshop.finish()
-        # Only now: what has come in time is not overdue.
-        if not came and self._looked >= self._timetable.next:
-            for passage in self._timetable.overdue(self._flying):
+        if self._looked >= self._timetable.next:
+            self._end_overdue()
+
+    def _end_overdue(self) -> None:
+        for passage in self._timetable.overdue(self._flying):
+            # What has come in time is in time, whatever kept this thread from it.
+            self._land(passage)
+            if passage in self._flying:
                 self._board.forget(passage)
                 self._fail(passage, timed_out(passage.limit))
 
     def _land(self, passage: Passage[L]) -> None:
+        # Left to others meanwhile: see `leave`.
+        if passage not in self._flying:
+            return
         outcome: Answer | Verdict | RequestLost | None
         try:
-            try:
-                outcome = passage.receive(self._exchange)
-            except RequestLost as error:
-                outcome = error
-            if outcome is None:
-                self._expect(passage)
-            elif isinstance(outcome, Answer):
-                del self._flying[passage]
-                self._read(passage, outcome)
-            else:
-                self._launch(passage, outcome)
+            outcome = passage.receive(self._exchange)
+        except RequestLost as error:
+            outcome = error
         except Exception as error:
             self._fail(passage, error)
+            return
+        if outcome is None:
+            self._expect(passage)
+        elif isinstance(outcome, Answer):
+            self._read(passage, outcome)
+        else:
+            self._launch(passage, outcome)
 
     def _fail(self, passage: Passage[L], error: Exception) -> None:
         self._flying.pop(passage, None)
@@ -305,30 +340,55 @@ class Course(Generic[L, I, R]):
 
     def _read(self, passage: Passage[L], answer: Answer) -> None:
         result = Result(passage.slot, passage.epoch, answer)
-        lease, number = passage.lease, passage.number
-        if self._workshop is None:
-            try:
-                value = self._plan.read(passage.item, result)
-            finally:
-                lease.release()
-            self._outcomes.finish(number, value)
+        if self._workshop is not None:
+            self._read_in_thread(self._workshop, passage, result)
             return
+        try:
+            value = self._plan.read(passage.item, result)
+        except Exception as error:
+            self._fail(passage, error)
+        else:
+            self._finish(passage, value)
+
+    def _finish(self, passage: Passage[L], value: R) -> None:
+        self._flying.pop(passage, None)
+        passage.lease.release()
+        self._outcomes.finish(passage.number, value)
+
+    def _read_in_thread(
+        self, workshop: Workshop, passage: Passage[L], result: Result
+    ) -> None:
+        values: list[R] = []
+        read, item = self._plan.read, passage.item
 
         def ended(error: Exception | None) -> None:
-            lease.release()
             if error is None:
-                self._outcomes.finish(number, values[0])
+                self._finish(passage, values[0])
             else:
-                self._outcomes.fail(number, error)
+                self._fail(passage, error)
 
-        values: list[Any] = []
-        read, item = self._plan.read, passage.item
-        self._workshop.do(lambda: values.append(read(item, result)), ended, lease)
+        workshop.do(lambda: values.append(read(item, result)), ended, passage.lease)
+        self._flying.pop(passage, None)
+
+    def leave(self) -> None:
+        """The session closes: leave to others what only this thread could wait for.
+
+        What is in flight is late from now on, and the stream ends with `PoolClosed`.
+        Does nothing in another thread than that of the stream, which goes on to read.
+        """
+        if self._thread != threading.get_ident():
+            return
+        for passage in list(self._flying):
+            # Not one whose reply is just being read.
+            if passage.slot.server_hold:
+                del self._flying[passage]
+                passage.lease.release()
+                self._end(PoolClosed("the session was closed before the reply came."))
 
     def _abandon(self) -> None:
         """Leave: what is in flight is late from now on."""
-        if self._workshop is not None:
-            self._workshop.close()
         for passage in list(self._flying):
             passage.lease.release()
         self._flying.clear()
+        if self._workshop is not None:
+            self._workshop.close()

@@ -6,6 +6,7 @@ what the work is.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,15 +52,19 @@ class Workshop:
         """Go on with what the threads have done."""
         while self._ended:
             future, then = self._ended.popleft()
-            del self._leases[future]
+            lease = self._leases.pop(future)
             self.busy -= 1
             error = future.exception()
             if error is not None and not isinstance(error, Exception):
+                lease.release()
                 raise error
             then(error)
 
     def close(self) -> None:
         """Wait for work that was begun, then give back its leases."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for lease in self._leases.values():
+        # One of the threads cannot wait for itself, should it end the stream.
+        with contextlib.suppress(RuntimeError):
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        while self._leases:
+            _, lease = self._leases.popitem()
             lease.release()
