@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator, Iterator, Mapping
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,6 +28,10 @@ from .options import RequestOptions
 from .session_base import BaseSession
 from .slots import Slot
 from .timing import DEFAULT, Timeout
+
+# Held while a lease begins or ends to be busy: a thread may write into its slot while
+# the event loop releases it. A finaliser may release another lease meanwhile.
+_parting = threading.RLock()
 
 
 class AsyncHost(BaseSession):
@@ -55,6 +60,31 @@ class AsyncLease(BaseLendingLease):
         # A task waits with it; whoever releases it then leaves the end to that task.
         self._is_busy = False
         self._is_left = False
+
+    def view(self, name: str, shape: Iterable[int]) -> Array:
+        """As `Lease.view`, also in a thread; see `write`."""
+        slot = self._keep()
+        try:
+            view = self._view(slot, name, shape)
+        finally:
+            self._let_go(slot)
+        if self._slot is None:
+            raise self._unusable(None)
+        return view
+
+    def write(self, name: str, array: Any, *, cast: bool = False) -> None:
+        """As `Lease.write`, also in a thread: `asyncio.to_thread(lease.write, ...)`.
+
+        Where the task is cancelled meanwhile, the thread goes on; until it has ended,
+        the slot serves nobody else.
+        """
+        slot = self._keep()
+        try:
+            self._write(slot, name, array, cast=cast)
+        finally:
+            self._let_go(slot)
+        if self._slot is None:
+            raise self._unusable(None)
 
     async def infer(
         self, *, timeout: Timeout = DEFAULT, options: RequestOptions | None = None
@@ -107,7 +137,7 @@ class AsyncLease(BaseLendingLease):
         flight = Flight(slot, self._given, limit)
         if not flight.is_ready:
             prepare = engine.shell.make_ready
-            with self._waiting(slot):
+            with self._waiting():
                 await shell.run_apart(self, prepare, slot, self._given, flight.deadline)
         return ForeignRequest.begin(slot, api, engine.exchange)
 
@@ -142,25 +172,39 @@ class AsyncLease(BaseLendingLease):
         shell.check_loop()
         # Whatever was read before expires, also if this fails.
         slot.epoch = epoch = slot.epoch + 1
-        with self._waiting(slot):
+        with self._waiting():
             answer = await shell.infer(self, slot, self._given, limit, options)
         return slot, epoch, answer
 
     @contextlib.contextmanager
-    def _waiting(self, slot: Slot) -> Iterator[None]:
+    def _waiting(self) -> Iterator[None]:
         """Nobody else gets at the slot; raises if it is this lease's no more."""
-        self._slot = None
-        self._is_busy = True
+        slot = self._keep()
         try:
             yield
         finally:
-            self._is_busy = False
-            if self._is_left:
-                self.release()
-            elif self._hold:
-                self._slot = slot
+            self._let_go(slot)
         if self._slot is None:
             raise self._unusable(None)
+
+    def _keep(self) -> Slot:
+        """The slot, at which nobody else gets, nor does it go back, until `_let_go`."""
+        with _parting:
+            slot = self._slot
+            if slot is not None and not slot.server_hold:
+                self._slot = None
+                self._is_busy = True
+                return slot
+        raise self._unusable(slot)
+
+    def _let_go(self, slot: Slot) -> None:
+        with _parting:
+            self._is_busy = False
+            is_left = self._is_left
+            if self._hold and not is_left:
+                self._slot = slot
+        if is_left:
+            self.release()
 
     async def _write_all(
         self, inputs: Mapping[str, Any], *, cast: bool, is_lent: bool = False
@@ -231,13 +275,15 @@ class AsyncLease(BaseLendingLease):
     def release(self) -> None:
         """Give the slot back; doing so again does nothing.
 
-        As `Lease.release`. While a task waits with this lease, its slot goes back when
-        that has ended, and the task gets `LeaseExpired`.
+        As `Lease.release`. While a task waits with this lease, or a thread writes, its
+        slot goes back when that has ended, and they get `LeaseExpired`.
         """
-        if self._is_busy:
+        with _parting:
             self._slot = None
-            self._is_left = True
-        elif self.held is not None:
+            if self._is_busy:
+                self._is_left = True
+                return
+        if self.held is not None:
             super().release()
         else:
             # One that was never begun cannot be from now on.
@@ -248,7 +294,7 @@ class AsyncLease(BaseLendingLease):
             return super()._unusable(slot)
         if self._is_busy:
             return LeaseBusy(
-                "another task waits with this lease now.",
+                "another task waits with this lease now, or a thread fills it.",
                 hint="A lease belongs to one task at a time: take one for each.",
             )
         if slot is None and self._hold:

@@ -190,6 +190,9 @@ class BaseLease(Holder):
         slot = self._slot
         if slot is None or slot.server_hold:
             raise self._unusable(slot)
+        return self._view(slot, name, shape)
+
+    def _view(self, slot: Slot, name: str, shape: Iterable[int]) -> Array:
         tensor = self._input(slot, name)
         if tensor.spec.is_bytes:
             raise _no_view(tensor)
@@ -210,6 +213,9 @@ class BaseLease(Holder):
         slot = self._slot
         if slot is None or slot.server_hold:
             raise self._unusable(slot)
+        self._write(slot, name, array, cast=cast)
+
+    def _write(self, slot: Slot, name: str, array: Any, *, cast: bool) -> None:
         tensor = self._input(slot, name)
         # Whatever ends this early, what is half written is not sent.
         self._given &= ~tensor.bit
