@@ -1,7 +1,7 @@
-"""One client process: many callers on a few sessions, told by lines on stdin.
+"""One client process: callers of every kind on a few sessions, told by lines on stdin.
 
-Owns its sessions, threads and tasks, what it measures of itself, and the alarm when a
-call never ends. Every line on stdout is a message in JSON for the conductor.
+Owns its sessions, threads and event loop, what it measures of itself, and the alarm
+when a call never ends. Every line on stdout is a message in JSON for the conductor.
 Refuses to outlive it, and to decide whether its numbers are good.
 
 Orders: "calm" (hold the callers back, drop all views, tell when every slot is free and
@@ -11,10 +11,9 @@ them), "go", and "end". Each but the last is answered when it is done.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import json
 import os
@@ -26,30 +25,35 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from shmlane import SessionStats, ShmlaneError
-from tests.chaos.caller import Caller, Lane, Tally, make_lanes
+from shmlane import AsyncSession, SessionStats, ShmlaneError
+from shmlane.session_base import BaseSession
+from tests.chaos.caller import Caller
 from tests.chaos.gate import Gate
+from tests.chaos.lanes import Lane, make_async_lanes, make_lanes
+from tests.chaos.loop import Loop
 from tests.chaos.machine import Usage
 from tests.chaos.rest import Rest
+from tests.chaos.rest_async import AsyncRest
+from tests.chaos.tally import Tally
+from tests.chaos.tasks import AsyncCaller
 from tests.chaos.tokens import Shelf, Tokens
+from tests.chaos.witness import Witness
 
 THREADS = 4
-TASKS = 3
-TASK_THREADS = 5
+TASKS = 4
 KEPT_VIEWS = 5
 # Every call has limits of a few seconds; stops of this process and the machine's other
 # load come on top.
 HANG = 40.0
 FREE_WITHIN = 20.0
 OPEN_WITHIN = 60.0
+ORDERED_WITHIN = 60.0
 
 _TICK = 0.2
 _MEAN_THOUGHT = 0.008
-_IMPATIENCE = 0.03
 _PR_SET_PDEATHSIG = 1
 
 
@@ -115,43 +119,56 @@ class Client:
         self._ending = threading.Event()
         self._tally = Tally()
         self._shelf = Shelf(KEPT_VIEWS, voice.complain)
-        self._lanes = make_lanes(*plan.urls)
-        tokens = Tokens(plan.number)
-        self._rest = Rest(
-            self._lanes, tokens=tokens, tally=self._tally, report=voice.complain
-        )
-        self._caller = Caller(
-            self._lanes,
-            tokens=tokens,
+        witness = Witness(
+            tokens=Tokens(plan.number),
             tally=self._tally,
             shelf=self._shelf,
             report=voice.complain,
         )
+        self._lanes = make_lanes(*plan.urls)
+        self._rest = Rest(self._lanes, witness)
+        self._caller = Caller(self._lanes, witness)
         self._threads = [
             threading.Thread(target=self._call_on, args=(self._dice(number),))
             for number in range(THREADS)
         ]
-        self._threads.append(threading.Thread(target=self._run_tasks))
+        self._async_lanes = make_async_lanes(*plan.urls)
+        self._async_rest = AsyncRest(self._async_lanes, witness)
+        self._loop = Loop(
+            AsyncCaller(self._async_lanes, witness).act,
+            [self._dice(f"task {number}") for number in range(TASKS)],
+            self._gate,
+            self._tally,
+            patience=ORDERED_WITHIN,
+            report=voice.complain,
+        )
 
     def start(self) -> None:
         for lane in self._lanes:
-            self._open(lane)
+            self._open(lane, functools.partial(lane.session.open, wait=OPEN_WITHIN))
+        self._loop.start()
+        for each in self._async_lanes:
+            self._open(each, functools.partial(self._open_in_loop, each.session))
         for thread in self._threads:
             thread.start()
         self._gate.open()
         self._voice.say("ready")
 
-    def _open(self, lane: Lane) -> None:
+    @staticmethod
+    def _open(lane: Lane[BaseSession], open_once: Callable[[], object]) -> None:
         """As soon as it can be had, whatever comes between."""
         deadline = time.monotonic() + OPEN_WITHIN
         while True:
             try:
-                lane.session.open(wait=OPEN_WITHIN)
+                open_once()
             except ShmlaneError as error:
                 if type(error) not in lane.expected or time.monotonic() > deadline:
                     raise
             else:
                 return
+
+    def _open_in_loop(self, session: AsyncSession) -> None:
+        self._loop.call(session.open(wait=OPEN_WITHIN))
 
     def end(self) -> None:
         self._calm()
@@ -161,6 +178,9 @@ class Client:
             thread.join(HANG)
         for lane in self._lanes:
             lane.session.close()
+        for each in self._async_lanes:
+            self._loop.call(each.session.close())
+        self._loop.end()
 
     # --- callers ----------------------------------------------------------------------
 
@@ -172,42 +192,15 @@ class Client:
             self._gate.run(lambda: self._caller.act(dice))
             self._ending.wait(dice.expovariate(1 / _MEAN_THOUGHT))
 
-    def _run_tasks(self) -> None:
-        asyncio.run(self._tasks())
-
-    async def _tasks(self) -> None:
-        executor = ThreadPoolExecutor(TASK_THREADS)
-        asyncio.get_running_loop().set_default_executor(executor)
-        dice = [self._dice(f"task {number}") for number in range(TASKS)]
-        await asyncio.gather(*map(self._cancel_often, dice))
-
-    async def _cancel_often(self, dice: random.Random) -> None:
-        """Calls in threads of the loop; when one is cancelled its thread goes on."""
-        while not self._ending.is_set():
-            call = asyncio.create_task(
-                asyncio.to_thread(self._gate.run, self._one_call(dice))
-            )
-            await asyncio.wait({call}, timeout=dice.uniform(0, _IMPATIENCE))
-            if call.cancel():
-                self._tally.add("cancelled")
-            with contextlib.suppress(asyncio.CancelledError):
-                await call
-            await asyncio.sleep(dice.expovariate(1 / _MEAN_THOUGHT))
-
-    def _one_call(self, dice: random.Random) -> Callable[[], None]:
-        # A thread that goes on must not share its dice with the next call.
-        own = random.Random(dice.getrandbits(64))
-        return lambda: self._caller.act(own)
-
     # --- orders -----------------------------------------------------------------------
 
     def obey(self, ears: Ears) -> None:
         """Follow orders until told to end; tell the counts meanwhile."""
         acts = {
             "calm": self._calm,
-            "use": self._rest.use_every_slot,
-            "visit": self._rest.visit,
-            "leave": self._rest.leave,
+            "use": self._use,
+            "visit": self._visit,
+            "leave": self._leave,
             "go": self._gate.open,
         }
         while (order := ears.next()) != "end":
@@ -226,19 +219,35 @@ class Client:
         self._shelf.clear()
         gc.collect()
         self._wait_until_free()
+        self._use()
+
+    def _use(self) -> None:
         self._rest.use_every_slot()
+        self._loop.call(self._async_rest.use_every_slot())
+
+    def _visit(self) -> None:
+        self._rest.visit()
+        self._loop.call(self._async_rest.visit())
+
+    def _leave(self) -> None:
+        self._rest.leave()
+        self._loop.call(self._async_rest.leave())
 
     def _wait_until_free(self) -> None:
         deadline = time.monotonic() + FREE_WITHIN
         while held := [stats for stats in self._stats() if stats.free != stats.slots]:
             if time.monotonic() > deadline:
-                sessions = "\n".join(repr(lane.session) for lane in self._lanes)
+                sessions = "\n".join(map(repr, self._sessions()))
                 self._voice.complain(f"slots do not come free: {held}\n{sessions}")
                 return
             time.sleep(0.01)
 
+    def _sessions(self) -> Iterator[BaseSession]:
+        lanes: Sequence[Lane[BaseSession]] = (*self._lanes, *self._async_lanes)
+        yield from (lane.session for lane in lanes)
+
     def _stats(self) -> list[SessionStats]:
-        return [lane.session.stats() for lane in self._lanes]
+        return [session.stats() for session in self._sessions()]
 
     def _tell_counts(self) -> None:
         tally = Tally()
@@ -284,7 +293,7 @@ def main() -> int:
     voice = Voice()
     voice.say("guarded")
     # Dropping leases is one of the ways to ask.
-    warnings.filterwarnings("ignore", "<Lease .* was dropped", ResourceWarning)
+    warnings.filterwarnings("ignore", "<(Async)?Lease .* was dropped", ResourceWarning)
     _report_strays(voice)
     client = Client(plan, voice)
     client.start()

@@ -6,9 +6,11 @@ interrupt one.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 PATIENCE = 0.2
 
@@ -19,21 +21,41 @@ class Gate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._is_open = False
+        self._numbers = itertools.count()
         self._inside: dict[int, float] = {}
 
     def run(self, act: Callable[[], None]) -> None:
         """Run `act` inside, or return after a moment if the gate stays closed."""
-        me = threading.get_ident()
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_open, PATIENCE):
                 return
-            self._inside[me] = time.monotonic()
+            me = self._let_in()
         try:
             act()
         finally:
-            with self._changed:
-                del self._inside[me]
-                self._changed.notify_all()
+            self._let_out(me)
+
+    async def run_task(self, act: Callable[[], Awaitable[object]]) -> None:
+        """As `run`, for a task, which keeps nobody from going on meanwhile."""
+        with self._changed:
+            me = self._let_in() if self._is_open else None
+        if me is None:
+            await asyncio.sleep(PATIENCE)
+            return
+        try:
+            await act()
+        finally:
+            self._let_out(me)
+
+    def _let_in(self) -> int:
+        me = next(self._numbers)
+        self._inside[me] = time.monotonic()
+        return me
+
+    def _let_out(self, me: int) -> None:
+        with self._changed:
+            del self._inside[me]
+            self._changed.notify_all()
 
     def open(self) -> None:
         with self._changed:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Usage:
-    """Memory of a process that is no shared memory, in bytes, and its descriptors."""
+    """Memory of a process that is no shared memory, in bytes; descriptors; threads."""
 
     pid: int
     memory: int
     descriptors: int
+    threads: int
 
     @classmethod
     def of(cls, pid: int) -> Usage:
@@ -26,6 +27,7 @@ class Usage:
             pid=pid,
             memory=int(fields["RssAnon"].split()[0]) * 1024,
             descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+            threads=int(fields["Threads"]),
         )
 
 

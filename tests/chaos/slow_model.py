@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import shmlane.server
-
-SLOW = "slow"
+from tests.chaos.lanes import SLOW
 
 _HERE = Path(__file__).with_name("native")
 _ECHO = Path(shmlane.server.__file__).with_name("native") / "echo.c"

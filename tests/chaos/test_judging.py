@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from shmlane import InferTimeout, LeaseExpired, Session
 from tests.chaos.examination import untold
 from tests.chaos.faults import FAULTS
+from tests.chaos.flows import Flow, Item, Reading
 from tests.chaos.gate import Gate
+from tests.chaos.lanes import SLOTS, Lane
 from tests.chaos.machine import Usage
+from tests.chaos.tally import Tally
 from tests.chaos.tokens import Array, Kept, Shelf, Tokens, complaint, filled
 from tests.chaos.verdict import (
     DESCRIPTOR_GROWTH,
     MEMORY_GROWTH,
     NORMAL_LENGTH,
     OUTCOMES,
+    THREAD_GROWTH,
     Calm,
     Run,
 )
+from tests.chaos.witness import Clumsy, Witness
 from tests.polling import eventually
 
 SHAPE = (1, 1, 2, 3)
@@ -134,9 +142,113 @@ def test_a_gate_closes_only_once_everybody_is_out() -> None:
     assert late == []
 
 
+def test_a_gate_lets_tasks_in_and_out_as_it_does_threads() -> None:
+    gate = Gate()
+    came: list[str] = []
+
+    async def wait_for(go: asyncio.Event) -> None:
+        came.append("in")
+        await go.wait()
+
+    async def pass_gate() -> None:
+        go = asyncio.Event()
+        await gate.run_task(lambda: wait_for(go))
+        assert came == []
+        gate.open()
+        inside = asyncio.create_task(gate.run_task(lambda: wait_for(go)))
+        await asyncio.sleep(0)
+        assert came == ["in"]
+        assert not gate.close(timeout=0)
+        go.set()
+        await inside
+        assert gate.close(timeout=0)
+
+    asyncio.run(pass_gate())
+
+
+# --- what callers get -----------------------------------------------------------------
+
+
+class Watch:
+    """A witness, and what it tells."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.tally = Tally()
+        self.witness = Witness(
+            tokens=Tokens(1),
+            tally=self.tally,
+            shelf=Shelf(2, self.told.append),
+            report=self.told.append,
+        )
+        session = Session("localhost:1", "identity", slots=SLOTS)
+        self.lane = Lane(session, frozenset({InferTimeout}))
+
+
+@pytest.mark.parametrize("error", [InferTimeout("slow"), Clumsy("by itself")])
+def test_an_error_that_a_fault_or_the_caller_explains_is_counted(
+    error: Exception,
+) -> None:
+    watch = Watch()
+    with watch.witness.excusing(watch.lane):
+        raise error
+    assert watch.told == []
+    assert watch.tally.copy()[type(error).__name__] == 1
+
+
+@pytest.mark.parametrize("error", [LeaseExpired("over"), KeyError("x")])
+def test_an_error_that_nothing_explains_is_told(error: Exception) -> None:
+    watch = Watch()
+    with watch.witness.excusing(watch.lane):
+        raise error
+    assert len(watch.told) == 1
+
+
+def a_flow(watch: Watch, *, ordered: bool) -> tuple[Flow, list[Item]]:
+    """One that ends by itself, and its items."""
+    for number in range(1000):
+        flow = Flow(watch.witness, watch.lane, random.Random(number))
+        if flow.manner["ordered"] == ordered and flow.enough is None:
+            items = list(flow.items())
+            if len(items) > 3:
+                return flow, items
+    raise AssertionError("no such flow among so many")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda turns: turns, ""),
+        (lambda turns: [*turns[:2], *turns[3:]], "it ends after"),
+        (lambda turns: [*turns, turns[0]], "item 0 comes twice"),
+        (lambda turns: [turns[1], turns[0], *turns[2:]], "comes in the place of"),
+    ],
+)
+def test_what_is_wrong_with_the_order_of_a_stream_is_told(
+    change: Callable[[list[Reading]], list[Reading]], told: str
+) -> None:
+    watch = Watch()
+    flow, items = a_flow(watch, ordered=True)
+    came = change([Reading(item.number, None) for item in items])
+    for each in came:
+        flow.take(each)
+    flow.ended(len(came))
+    assert told in " ".join(watch.told)
+    assert bool(watch.told) == bool(told)
+
+
+def test_a_stream_without_order_may_hand_out_any_item_once() -> None:
+    watch = Watch()
+    flow, items = a_flow(watch, ordered=False)
+    for item in reversed(items):
+        flow.take(Reading(item.number, None))
+    flow.ended(len(items))
+    assert watch.told == []
+
+
 # --- the verdict ----------------------------------------------------------------------
 
-USAGE = Usage(pid=1, memory=30 << 20, descriptors=100)
+USAGE = Usage(pid=1, memory=30 << 20, descriptors=100, threads=9)
 GOOD = Run(
     seconds=NORMAL_LENGTH,
     faults=Counter(dict.fromkeys(FAULTS, 1)),
@@ -147,7 +259,7 @@ GOOD = Run(
 
 def test_a_run_in_which_everything_happened_and_nothing_grew_is_good() -> None:
     assert GOOD.complaints() == []
-    assert "after 2 requests: client 30.0 MiB, 100 descriptors" in str(GOOD)
+    assert "after 2 requests: client 30.0 MiB, 100 descriptors, 9 threads" in str(GOOD)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -169,6 +281,7 @@ def test_an_outcome_that_was_never_seen_is_told(outcome: str) -> None:
     [
         ({"memory": USAGE.memory + MEMORY_GROWTH + 1}, "memory"),
         ({"descriptors": USAGE.descriptors + DESCRIPTOR_GROWTH + 1}, "descriptors"),
+        ({"threads": USAGE.threads + THREAD_GROWTH + 1}, "threads"),
         ({"pid": 2}, "cannot be compared"),
     ],
 )

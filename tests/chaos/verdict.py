@@ -18,9 +18,23 @@ NORMAL_LENGTH = 40.0
 OUTCOMES = (
     "requests",
     "successes",
-    "cancelled",
+    "tasks cancelled",
+    "timeouts of asyncio",
+    "leases found busy",
+    "submitted tasks cancelled",
+    "tasks forgotten",
+    "tasks closed",
+    "futures cancelled",
+    "futures forgotten",
+    "futures closed",
+    "streams ended",
+    "streams left early",
+    "results of streams",
+    "errors in the place of results",
+    "Clumsy",
     "leases dropped",
     "visits",
+    "visits of tasks",
     "looks at kept views",
     "InferTimeout",
     "RequestLost",
@@ -44,13 +58,15 @@ _MIB = 1 << 20
 
 # What a client may still gain: descriptors of slots that were not used or grown before
 # the early point (a connection, and two for the memory of each tensor that moved; at
-# most 6 slots in each of 8 sessions), and pages that its threads' arenas keep. What a
-# server may: a connection for each such slot, and buffers for the largest request that
-# each of its threads has met. A leak shows far above: a short run makes hundreds of
-# connections and registrations and thousands of requests in between, a long one tens
-# of times as many.
+# most 6 slots in each of 13 sessions), threads that event loops keep for what has to
+# wait (at most 4 in each of 5 sessions, and a few for closing), and pages that threads'
+# arenas keep. What a server may: a connection for each such slot, and buffers for the
+# largest request that each of its threads has met. A leak shows far above: a short run
+# makes hundreds of connections and registrations and thousands of requests in between,
+# a long one tens of times as many.
 MEMORY_GROWTH = 24 * _MIB
-DESCRIPTOR_GROWTH = 80
+DESCRIPTOR_GROWTH = 120
+THREAD_GROWTH = 24
 
 
 @dataclass(frozen=True)
@@ -110,10 +126,15 @@ def _grown(who: str, early: Usage, late: Usage) -> Iterator[str]:
         yield f"memory of {who} grew from {_tell(early)} to {_tell(late)}"
     if late.descriptors - early.descriptors > DESCRIPTOR_GROWTH:
         yield f"descriptors of {who} grew from {_tell(early)} to {_tell(late)}"
+    if late.threads - early.threads > THREAD_GROWTH:
+        yield f"threads of {who} grew from {_tell(early)} to {_tell(late)}"
 
 
 def _tell(usage: Usage) -> str:
-    return f"{usage.memory / _MIB:.1f} MiB, {usage.descriptors} descriptors"
+    return (
+        f"{usage.memory / _MIB:.1f} MiB, {usage.descriptors} descriptors,"
+        f" {usage.threads} threads"
+    )
 
 
 def _table(counts: Counter[str]) -> list[str]:
