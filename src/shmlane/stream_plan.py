@@ -58,6 +58,10 @@ class StreamPlan(Generic[L, I, R]):
             progress=progress,
             total=_length(items),
         )
+        if options is not None and not isinstance(options, RequestOptions):
+            raise UsageError(
+                f"options is a {type(options).__name__}: give RequestOptions(...)."
+            )
         if options is not None and options.has_sequence:
             raise UsageError(
                 "the steps of a sequence cannot be a stream: each has to wait for the"
