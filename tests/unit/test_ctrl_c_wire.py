@@ -103,6 +103,7 @@ def test_ctrl_c_at_any_moment_with_bytes(memory: str) -> None:
             assert session.infer({"W": given})["W_OUT"].tolist() == given
 
 
+@pytest.mark.long
 def test_ctrl_c_at_any_moment_of_opening_over_the_wire() -> None:
     with session_on(doubling(), memory="wire") as (server, _):
 
