@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,7 +88,17 @@ class RegionHeader:
         model: str,
         session: Mapping[str, Any] | None = None,
     ) -> RegionHeader:
-        """session: what processes need to know that may claim slots, if they may."""
+        """session: what processes need to know that may claim slots, if they may.
+
+        Raises `RegionError` for more bytes than any machine has.
+        """
+        # Before anything counts so far in 64 bits.
+        if slots * layout.nbytes > sys.maxsize:
+            raise RegionError(
+                f"no machine has {slots * layout.nbytes} bytes of memory.",
+                hint="Use fewer slots or smaller shapes.",
+                nbytes=slots * layout.nbytes,
+            )
         description = {
             "pid": pid,
             "server": server,

@@ -7,7 +7,6 @@ Refuses to register anything with a server and to decide who uses a slot.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -174,13 +173,6 @@ class SessionMemory:
         )
 
     def _make_region(self, header: RegionHeader) -> Memory:
-        # Before anything counts so far in 64 bits.
-        if header.region_bytes > sys.maxsize:
-            raise RegionError(
-                f"no machine has {header.region_bytes} bytes of memory.",
-                hint="Use fewer slots or smaller shapes.",
-                nbytes=header.region_bytes,
-            )
         limit, wanted = self._options.max_bytes, self.nbytes + header.region_bytes
         if self.is_shared and limit is not None and wanted > limit:
             raise OutOfSharedMemory(

@@ -15,8 +15,8 @@ pytest.importorskip("typer", reason="needs the extra [cli]")
 from typer.testing import CliRunner
 
 import shmlane
-from shmlane.bench import plan
-from shmlane.cli import bench, regions
+from shmlane.bench import Measured, Plan, cases, plan
+from shmlane.cli import regions
 from shmlane.cli.app import app
 from shmlane.inventory import RegionInfo
 
@@ -181,7 +181,13 @@ def test_quick_holds_for_a_case_too(
     options: list[str], rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(bench, "_run_case", lambda *given: asked.append(given[2]))
+
+    def measure(plan: Plan) -> list[Measured]:
+        asked.append(plan.rounds)
+        return []
+
+    overhead = replace(cases.find_case("overhead"), measure=measure)
+    monkeypatch.setitem(cases.CASES, "overhead", overhead)
     told = CliRunner().invoke(app, ["bench", "--case", "overhead", *options])
     assert told.exit_code == 0, told.output
     assert asked == [rounds]
