@@ -92,9 +92,6 @@ class Stream(Iterator[R]):
     def __len__(self) -> int:
         return self._outcomes.length
 
-    def __length_hint__(self) -> int:
-        return max(0, (self._outcomes.total or 0) - self._outcomes.taken)
-
     def __bool__(self) -> bool:
         return True
 

@@ -7,57 +7,94 @@ real servers.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
-from collections.abc import Iterator, Mapping
+import select
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from shmlane import Lease, Session, Timeouts
+from shmlane import Lease, Result, Session, Timeouts
+from shmlane.futures import OwnedResult
 from shmlane.inventory import clean_up
 from shmlane.receiver import Receiver
 from shmlane.testing import FakeModel, ScriptedServer
 from tests.polling import eventually
-from tests.sessions import Array
+from tests.sessions import Array, all_free
 from tests.unit.asked import session_on
 
 SIZE = 8
 LIMIT = 10.0
 
 Pair = tuple[ScriptedServer, Session]
+Outputs = dict[str, Array]
 
 
-def _double(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    given = inputs["X"]
-    if given[0] < 0:
-        raise ValueError(f"the model takes no {given[0]:g}")
-    return {"Y": 2 * given}
+class Gates(dict[float, threading.Event]):
+    """Values that the model lets pass only when their gate is open."""
+
+    def shut(self, value: float) -> threading.Event:
+        self[value] = gate = threading.Event()
+        return gate
+
+    def pass_by(self, value: float) -> None:
+        if value in self:
+            assert self[value].wait(LIMIT)
+
+    def open_all(self) -> None:
+        for gate in self.values():
+            gate.set()
 
 
-def doubling() -> FakeModel:
+def doubling(gates: Gates) -> FakeModel:
     """Twice what is given; it refuses what is below zero."""
+
+    def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        given = inputs["X"]
+        gates.pass_by(float(given[0]))
+        if given[0] < 0:
+            raise ValueError(f"the model takes no {given[0]:g}")
+        return {"Y": 2 * given}
+
     return FakeModel(
         "doubling",
         inputs={"X": ("FP32", (-1,))},
         outputs={"Y": ("FP32", (-1,))},
-        run=_double,
+        run=run,
     )
 
 
 @contextlib.contextmanager
 def flowing(
-    *, slots: int = 2, memory: str = "system", **options: Any
+    *,
+    slots: int = 2,
+    memory: str = "system",
+    gates: Gates | None = None,
+    **options: Any,
 ) -> Iterator[Pair]:
     """A session whose tensors of eight numbers have their place from the start."""
+    gates = Gates() if gates is None else gates
     told: dict[str, Any] = {
         "shapes": {"X": (SIZE,)},
         "outputs": {"Y": (SIZE,)},
         "timeouts": Timeouts(connect=2.0, infer=LIMIT, lease=LIMIT),
     }
-    with session_on(doubling(), slots=slots, memory=memory, **told | options) as pair:
-        yield pair
+    model = doubling(gates)
+    with session_on(model, slots=slots, memory=memory, **told | options) as pair:
+        try:
+            yield pair
+        finally:
+            gates.open_all()
     # What a session left that was closed with requests in flight.
     clean_up(only=pair[0].url)
+
+
+# --- items ----------------------------------------------------------------------------
 
 
 def item(value: float) -> dict[str, Array]:
@@ -69,12 +106,73 @@ def fill(lease: Lease, value: float) -> None:
     lease["X"][...] = value
 
 
+def number_of(given: float, result: Result) -> float:
+    """A `read` for streams whose items are numbers."""
+    assert value_of(result) == given
+    return given
+
+
+def view_of(_given: float, result: Result) -> Array:
+    """A `read` that keeps the slot."""
+    return result["Y"]
+
+
 def value_of(outputs: Mapping[str, Array]) -> float:
     """The value that these outputs, all of them, were made of."""
     output = outputs["Y"]
     assert output.shape == (SIZE,)
     assert (output == output[0]).all()
     return float(output[0]) / 2
+
+
+def answer(future: Future[Outputs]) -> float:
+    """The value that the outputs of a future were made of."""
+    return value_of(future.result(LIMIT))
+
+
+def owned(session: Session, number: float) -> Future[OwnedResult]:
+    """A future whose result has its slot."""
+    with session.lease() as lease:
+        fill(lease, number)
+        return lease.submit()
+
+
+def outcome(stream: Iterator[Any]) -> tuple[list[Any], BaseException | None]:
+    """What a stream hands out, and what it raises then."""
+    values: list[Any] = []
+    try:
+        for value in stream:
+            values.append(value)  # noqa: PERF402 - those before the error count
+    except BaseException as error:
+        assert list(stream) == []
+        return values, error
+    return values, None
+
+
+# --- the state ------------------------------------------------------------------------
+
+
+def is_free(session: Session) -> bool:
+    stats = session.stats()
+    return stats.free == stats.slots
+
+
+@contextlib.contextmanager
+def unharmed(pair: Pair) -> Iterator[None]:
+    """However it ends: all slots, descriptors and threads come back, and serve."""
+    server, session = pair
+    session.warmup()
+    gc.collect()
+    before, threads = open_descriptors(), threading.active_count()
+    yield
+    server.release()
+    all_free(session)
+    is_idle(session)
+    gc.collect()
+    eventually(lambda: open_descriptors() <= before, "descriptors are closed")
+    assert threading.active_count() <= threads
+    values = list(session.stream(range(9), write=fill, read=number_of))
+    assert values == list(range(9))
 
 
 def receiver_of(session: Session) -> Receiver:
@@ -89,5 +187,35 @@ def is_idle(session: Session) -> None:
     eventually(lambda: not receiver.is_busy, lambda: f"{receiver!r} is idle")
 
 
+# --- the process ----------------------------------------------------------------------
+
+
+def in_a_child(use: Callable[[], object]) -> str:
+    """What goes wrong when a forked child does this; "" if nothing does."""
+    near, far = os.pipe()
+    child = os.fork()
+    if not child:
+        with os.fdopen(far, "w") as told:
+            try:
+                use()
+            except BaseException:
+                told.write(traceback.format_exc())
+        os._exit(0)
+    os.close(far)
+    with os.fdopen(near) as heard:
+        try:
+            if not select.select([heard], [], [], LIMIT)[0]:
+                os.kill(child, signal.SIGKILL)
+                return "it hangs"
+            return heard.read()
+        finally:
+            os.waitpid(child, 0)
+
+
 def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+    """Those of connections and of what watches them: memory may have moved."""
+    count = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            count += not os.readlink(f"/proc/self/fd/{number}").startswith("/dev/shm")
+    return count
