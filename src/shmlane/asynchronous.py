@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from .blocking import STEP_PAUSE, BlockingShell
 from .board import Board
@@ -24,6 +24,7 @@ from .leases import BaseLease
 from .options import RequestOptions
 from .pool import SlotPool, Waiter
 from .slots import Holder, Slot
+from .tensors import NOTHING
 from .timing import Deadline
 from .transport import timed_out
 
@@ -65,6 +66,41 @@ class Landing(Flight):
 
     __slots__ = ("outcome",)
     outcome: asyncio.Future[Answer | Verdict | RequestLost]
+
+
+class _Work(Generic[T]):
+    """What a thread is to do, and then what came of it, which is taken once.
+
+    Futures go round in circles with themselves. An error that one kept would keep what
+    its callers' frames hold, views of slots too, until the collector comes.
+    """
+
+    __slots__ = ("_arguments", "_error", "_value", "_work")
+    _value: T
+
+    def __init__(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> None:
+        self._work = work
+        self._arguments = arguments
+        self._error: BaseException | None = None
+
+    def do(self) -> Self:
+        work, arguments = self._work, self._arguments
+        self._work, self._arguments = NOTHING, ()
+        try:
+            self._value = work(*arguments)
+        except BaseException as error:
+            self._error = error
+        return self
+
+    def take(self) -> T:
+        """The value, or raises the error."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return self._value
+        finally:
+            del error
 
 
 class AsyncShell:
@@ -155,7 +191,8 @@ class AsyncShell:
         self._running += 1
         try:
             if options is not None and options.has_sequence:
-                while not self._shell.begin_step(slot, options, flight.deadline):
+                begin_step = self._shell.begin_step
+                while not begin_step(slot, options, flight.deadline, flight):
                     await asyncio.sleep(STEP_PAUSE)
             if not flight.is_ready:
                 await self._work_in_time(lease, flight, self._make_ready, flight)
@@ -166,6 +203,7 @@ class AsyncShell:
                 repair = self._shell.repair
                 await self._work_in_time(lease, flight, repair, flight, outcome)
         finally:
+            flight.is_over = True
             self._running -= 1
             if self._is_closing:
                 self._close_if_idle()
@@ -200,30 +238,30 @@ class AsyncShell:
             raise
         finally:
             self._flying.discard(flight)
+            # An error would hold itself, by way of its frames and of this.
+            del flight.outcome
 
     def _take_in(self) -> None:
         """The loop found that something has come."""
         for flight in self._board.wait(0):
-            outcome = flight.outcome
-            if outcome.done():
-                # Cancelled, or its time is up: the task has yet to see it.
-                continue
-            try:
-                landed = flight.receive(self._exchange)
-            except RequestLost as error:
-                outcome.set_result(error)
-            except Exception as error:
-                outcome.set_exception(error)
-            else:
-                if landed is None:
-                    self._expect_more(flight)
-                else:
-                    outcome.set_result(landed)
+            # Cancelled, or its time is up: the task has yet to see it.
+            if not flight.outcome.done():
+                self._land(flight)
 
-    def _expect_more(self, flight: Landing) -> None:
-        channel = flight.slot.channel
-        assert channel is not None
-        self._board.expect(channel, flight)
+    def _land(self, flight: Landing) -> None:
+        try:
+            landed = flight.receive(self._exchange)
+        except RequestLost as error:
+            flight.outcome.set_result(error)
+        except Exception as error:
+            flight.outcome.set_exception(error)
+        else:
+            if landed is not None:
+                flight.outcome.set_result(landed)
+                return
+            channel = flight.slot.channel
+            assert channel is not None
+            self._board.expect(channel, flight)
 
     # --- time limits ------------------------------------------------------------------
 
@@ -245,7 +283,8 @@ class AsyncShell:
 
     async def run(self, work: Callable[[], T]) -> T:
         """`work` in a thread; once it runs, nothing ends it early."""
-        return await asyncio.wrap_future(self._submit(work), loop=self.loop)
+        done = await asyncio.wrap_future(self._submit(work), loop=self.loop)
+        return done.take()
 
     async def run_apart(
         self,
@@ -257,11 +296,12 @@ class AsyncShell:
         """`work` on the slot of `lease` in a thread, which has it until it is done."""
         future = self._submit(work, *arguments, threads=threads)
         try:
-            return await asyncio.wrap_future(future, loop=self.loop)
+            done = await asyncio.wrap_future(future, loop=self.loop)
         except asyncio.CancelledError:
             if not future.cancelled():
                 self._leave_to(future, lease)
             raise
+        return done.take()
 
     async def _work_in_time(
         self, lease: BaseLease, flight: Flight, work: Callable[..., T], *arguments: Any
@@ -276,23 +316,24 @@ class AsyncShell:
             await asyncio.wait({done}, timeout=flight.deadline.remaining)
             if future.cancel():
                 raise timed_out(flight.limit)
-            return await done
+            await done
         except asyncio.CancelledError:
             # Nobody is to be told what the thread raises then.
             done.cancel()
             if not future.cancel():
                 self._leave_to(future, lease)
             raise
+        return future.result().take()
 
     def _submit(
         self,
         work: Callable[..., T],
         *arguments: Any,
         threads: ThreadPoolExecutor | None = None,
-    ) -> Future[T]:
+    ) -> Future[_Work[T]]:
         if self._is_closed:
             raise PoolClosed("the session was closed meanwhile; nothing was sent.")
-        return (threads or self._threads).submit(work, *arguments)
+        return (threads or self._threads).submit(_Work(work, arguments).do)
 
     @staticmethod
     def _leave_to(future: Future[Any], lease: BaseLease) -> None:

@@ -8,6 +8,7 @@ long as a slot belongs to one caller.
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 import weakref
@@ -242,7 +243,9 @@ class BlockingShell:
             # A step of a sequence that has run must not run again.
             may_replay = self._replay and not flight.replayed and not slot.is_step
             if not may_replay or not self._is_drained(slot, deadline):
-                raise problem
+                # The frames that it passes hold `problem`: one that held them too would
+                # keep what callers' frames hold, views too, until the collector comes.
+                raise copy.copy(problem)
             flight.replayed = True
             problem = Verdict.REPLAY
         self._prepare_retry(slot, problem, flight.attempt)

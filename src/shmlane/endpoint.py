@@ -132,7 +132,11 @@ class Endpoint:
                 return _connected(family, address, timeout)
             except OSError as error:
                 refused = refused or error
-        raise refused or OSError("the name has no address")
+        try:
+            raise refused or OSError("the name has no address")
+        finally:
+            # It holds this frame, and with it those of all callers and their views.
+            del refused
 
     def is_deserted(self, timeout: float | None) -> bool:
         """True when no server is there; what one knew that was, is gone with it."""

@@ -103,7 +103,11 @@ class Outcomes(Generic[T]):
             return outcome
         if self._return_exceptions:
             return outcome.error
-        raise outcome.error
+        try:
+            raise outcome.error
+        finally:
+            # The error holds this frame, and with it what its other frames hold.
+            del outcome
 
     def __repr__(self) -> str:
         of = "" if self.total is None else f" of {self.total}"

@@ -115,17 +115,26 @@ class Receiver(Background):
     def submit(self, submission: Submission) -> Future[Any]:
         """Send, and answer the future later; waits only to make the request ready."""
         future = submission.future
+        if self._launch(submission):
+            self._serve(submission)
+            # Only now: until here, Ctrl-C drops the one that nobody else knows of.
+            future.add_done_callback(functools.partial(self._look_at, submission))
+        try:
+            return future
+        finally:
+            # An error in it holds this frame, and soon those of who asks for it.
+            del future
+
+    def _launch(self, submission: Submission) -> bool:
+        """Send; False if the future has got the error."""
         try:
             self._shell.launch(submission)
         except BaseException as error:
             submission.fail(error)
             if not isinstance(error, Exception):
                 raise
-        else:
-            self._serve(submission)
-            # Only now: until here, Ctrl-C drops the one that nobody else knows of.
-            future.add_done_callback(functools.partial(self._look_at, submission))
-        return future
+            return False
+        return True
 
     def _look_at(self, submission: Submission, future: Future[Any]) -> None:
         if future.cancelled():
@@ -284,6 +293,8 @@ class Receiver(Background):
             self._mend(submission, outcome)
         else:
             self._conclude(submission.fail, outcome)
+        # An error holds this frame, and soon those of who asks the future for it.
+        del outcome
 
     def _outcome(self, submission: Submission) -> Answer | Verdict | Exception | None:
         try:

@@ -177,9 +177,18 @@ class Course(Generic[L, I, R]):
             elif self._busy:
                 self._look(self._timetable.remaining)
             elif self._failure is not None:
-                raise self._failure
+                self._raise_failure()
             elif self._is_exhausted and not self._waiting:
                 return
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            # It holds this frame, and with it what its other frames hold.
+            del failure
 
     @property
     def _busy(self) -> int:

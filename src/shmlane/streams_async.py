@@ -105,6 +105,8 @@ class AsyncCourse(Generic[L, I, R]):
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._is_exhausted = False
+        # What ended the source, or the session: raised when all else is handed out.
+        self._failure: Exception | None = None
         self._leased = 0
         self._threads = plan.threads()
 
@@ -121,6 +123,7 @@ class AsyncCourse(Generic[L, I, R]):
                 else:
                     await self._news.wait()
                     self._news.clear()
+            self._raise_failure()
             for task in tasks:
                 task.result()
         finally:
@@ -147,12 +150,21 @@ class AsyncCourse(Generic[L, I, R]):
                 finally:
                     self._leased -= 1
                 self._news.set()
-        except Exception:
+        except Exception as error:
             # Not of one item: of the source, or of the session.
             self._is_exhausted = True
-            raise
+            self._failure = self._failure or error
         finally:
             self._news.set()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            # It holds this frame, and with it what its other frames hold.
+            del failure
 
     async def _fetch(self) -> tuple[int, I] | None:
         async with self._fetching:
