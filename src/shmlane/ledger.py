@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .errors import RegionError
+from .errors import HandoffExpired, RegionError
 from .opened import name_of, token_of
 from .records import Entry, Naming
+from .regions import could_not
 from .slots import Slot
 from .tensors import Memory, Registration, Tensor
 
@@ -39,8 +40,8 @@ def read_registration(slot: Slot) -> None:
     """
     own, told = slot.registrations[0], slot.notes.naming
     slot.generation = max(slot.generation, told.counter, told.generation)
-    is_same = (own.generation, own.is_live) == (told.generation, told.registered)
-    if is_same and own.slashes == told.slashes:
+    is_same = (own.generation, own.slashes) == (told.generation, told.slashes)
+    if is_same and own.is_live and told.registered:
         return
     slashes = max(told.slashes, slot.index + 1)
     _restore(slot, own, told.generation, slashes, is_live=told.registered)
@@ -54,10 +55,15 @@ def _restore(
     *,
     is_live: bool,
 ) -> None:
+    """Have a name as another process left it: used before, if it is not live.
+
+    That process may have begun to register it, with a server that comes to it only now.
+    """
     slot.prepared = None
     registration.restore(generation, slashes, is_live=is_live)
     if not is_live and registration.name not in slot.obsolete:
         slot.obsolete.append(registration.name)
+        slot.doubtful.append(registration.name)
 
 
 class Ledger:
@@ -96,8 +102,8 @@ class Ledger:
     def read(self) -> int:
         """Make the slot what its record says; the bits of the inputs that are given.
 
-        Raises `RegionError` and `TensorMismatch` for what no slot can be, and what
-        opening a region raises.
+        Raises `RegionError` and `TensorMismatch` for what no slot can be, and
+        `HandoffExpired` where a region that a tensor lies in is gone.
         """
         read_registration(self.slot)
         entries = self.slot.notes.entries()
@@ -149,7 +155,7 @@ class Ledger:
             return
         region = name_of(entry.token)
         if moved is None or moved.region.name != region:
-            memory = self._open_region(region)
+            memory = self._open(region)
             if entry.offset + entry.capacity > memory.nbytes:
                 raise RegionError(
                     f"the record of slot {slot.index} has tensor {name!r} end beyond"
@@ -159,7 +165,8 @@ class Ledger:
             moved.restore(entry.generation, entry.slashes, is_live=entry.registered)
             slot.move(tensor, moved, offset=entry.offset, capacity=entry.capacity)
         slot.generation = max(slot.generation, entry.generation)
-        if (moved.generation, moved.is_live) != (entry.generation, entry.registered):
+        is_same = moved.generation == entry.generation
+        if not (is_same and moved.is_live and entry.registered):
             _restore(
                 slot,
                 moved,
@@ -167,6 +174,18 @@ class Ledger:
                 entry.slashes,
                 is_live=entry.registered,
             )
+
+    def _open(self, region: str) -> Memory:
+        try:
+            return self._open_region(region)
+        except FileNotFoundError:
+            raise HandoffExpired(
+                f"what slot {self.slot.index} was filled with is gone: {region} was"
+                " removed, because the process that had it has ended.",
+                hint="Fill another slot, or have it filled again.",
+            ) from None
+        except OSError as error:
+            raise could_not(f"open {region}", error) from error
 
     def _shape(self, tensor: Tensor, entry: Entry) -> None:
         if entry.shape is None:
