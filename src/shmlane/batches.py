@@ -175,7 +175,7 @@ class BatchInfer:
         self, columns: Sequence[Column], rows: int, metadata: ModelMetadata
     ) -> Iterator[RowRequest]:
         """The rows, cut into requests; rows of one shape go together."""
-        limit = self._batch_size or metadata.max_batch_size or rows
+        limit = self._batch_size or metadata.max_batch_size or max(rows, 1)
         # One row is one tensor of such an input.
         if any(not column.is_batch for column in columns):
             limit = 1

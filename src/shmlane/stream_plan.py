@@ -108,6 +108,11 @@ def _length(items: object) -> int | None:
 
 
 def _checked_in_flight(in_flight: int | None, slots: int) -> int:
+    if not slots:
+        raise UsageError(
+            "this session has claimed no slots, which a stream needs.",
+            hint="Claim some: Session.attach(handle, slots=1).",
+        )
     count = slots if in_flight is None else _checked_count("in_flight", in_flight)
     if count > slots:
         raise UsageError(

@@ -185,6 +185,8 @@ def test_no_rows_give_no_rows(server: ScriptedServer) -> None:
     assert result["SUMS"].shape == (0, 1)
     assert result["SUMS"].dtype == np.float32
     assert result["MARKED"].shape == (0, 2)
+    with BatchInfer(server.url, "open") as infer:
+        assert infer({"IMAGE": image(5, 2, 3)[:0]})["DOUBLED"].shape == (0, 2)
 
 
 def test_results_are_no_views_of_shared_memory(server: ScriptedServer) -> None:
