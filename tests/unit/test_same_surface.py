@@ -58,7 +58,6 @@ ALONE = {
     ("AsyncLease", "__await__"): "lease = await session.lease()",
     ("AsyncLease", "__enter__"): "ending a lease that has begun does not wait",
     ("AsyncLease", "__exit__"): "ending a lease that has begun does not wait",
-    ("Stream", "__length_hint__"): "no list() is made of an asynchronous stream",
 }
 
 # What stands in the place of a type of the blocking surface.
