@@ -102,6 +102,7 @@ class Borrower:
         self._lines: list[_Line] = []
         self._unused: list[str] = []
         self._closed = False
+        self._is_disowned = False
 
     @property
     def slots(self) -> Collection[Slot]:
@@ -216,6 +217,8 @@ class Borrower:
             slot.notes.state = State.HANDED
             # Interrupted before this, the lease still has it, and no reference is out.
             self._coming.extend(iter(lease._hold.pop, None))
+            # Before anybody has the reference, its lock must be free.
+            self._finish(slot)
         self._settle()
         return SlotRef(loan.place.region.name, slot.index, generation)
 
@@ -242,7 +245,7 @@ class Borrower:
     def _finish(self, slot: Slot) -> None:
         """Return a slot if nothing is on it. Done twice, it is done once."""
         loan = self._loans.get(slot)
-        if loan is None or not self._is_at_rest(slot):
+        if loan is None or self._is_disowned or not self._is_at_rest(slot):
             return
         locks = loan.place.region.locks
         if loan.has_begun and not locks.take(slot.index, Hold.BORROWER):
@@ -305,6 +308,8 @@ class Borrower:
         # Another thread of the parent may have held it; it does not exist here.
         self._lock = threading.Lock()
         self._lines.clear()
+        # Views that die here are still views of the parent's.
+        self._is_disowned = True
 
     def _close_idle(self) -> None:
         """Close regions that nobody needs. Under the lock."""

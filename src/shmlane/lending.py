@@ -62,6 +62,8 @@ class _Loan(Holder):
         notes = self.slot.notes
         state = notes.state
         if state == State.ADOPTED:
+            # Not its time any more, but that of whoever it is handed on to.
+            self.deadline = math.inf
             return not self.locks.is_taken(self.slot.index, Hold.BORROWER)
         if state == State.HANDED:
             if notes.handoff != self.generation:

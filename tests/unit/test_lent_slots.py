@@ -1,0 +1,103 @@
+"""Lent slots and time: homes that wait, borrowers that fork, references handed on."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from shmlane import Session, SlotRef, Timeouts
+from shmlane.records import State
+from shmlane.testing import ScriptedServer
+from tests.polling import eventually
+from tests.sessions import frame
+from tests.unit.one_slot import INPUT, OUTPUT, fill, serving
+
+SHAPE = (1, 1, 1, 8)
+_LIMIT = 0.1
+_WINDOW = 0.3
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with serving() as server:
+        yield server
+
+
+def opened(server: ScriptedServer, *, limit: float = 30.0) -> Session:
+    sizes = {"shapes": {INPUT: SHAPE}, "outputs": {OUTPUT: SHAPE}}
+    timeouts = Timeouts(handoff=limit)
+    return Session(server.url, "identity", slots=1, timeouts=timeouts, **sizes).open()
+
+
+def filled(home: Session, value: float) -> SlotRef:
+    with home.lease() as lease:
+        fill(lease, value)
+        return lease.detach()
+
+
+def test_a_slot_that_stays_adopted_costs_its_home_no_time(
+    server: ScriptedServer,
+) -> None:
+    """Also when the time in which it had to be adopted is over."""
+    with opened(server, limit=_LIMIT) as home, opened(server) as other:
+        with other.adopt(filled(home, 1)) as lease:
+            time.sleep(2 * _LIMIT)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+            time.sleep(_WINDOW)
+            waits = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+            assert waits < 100 * _WINDOW
+            assert lease.infer()[OUTPUT].tolist() == frame(1).tolist()
+        eventually(lambda: home.stats().free == 1, "it is back")
+
+
+def test_views_that_die_in_a_forked_child_return_nothing(
+    server: ScriptedServer,
+) -> None:
+    with opened(server) as home, opened(server) as other:
+        with other.adopt(filled(home, 1)) as lease:
+            view = lease.infer()[OUTPUT]
+        child = os.fork()
+        if not child:
+            del view
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert home._ensure_open().pool.slots[0].notes.state == State.ADOPTED
+        np.testing.assert_array_equal(view, frame(1))
+        del view
+        eventually(lambda: home.stats().free == 1, "it is back")
+
+
+class _Taken:
+    """A lock that somebody else takes whenever it is let go of."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def locked(self) -> bool:
+        return True
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_slot_that_was_handed_on_can_be_adopted_at_once(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever other threads of the process that handed it on do meanwhile."""
+    with opened(server) as home, opened(server) as first, opened(server) as second:
+        lease = first.adopt(filled(home, 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(first._ensure_open().borrower, "_lock", _Taken())
+            ref = lease.detach()
+        with second.adopt(ref) as lease:
+            assert lease.infer()[OUTPUT].tolist() == frame(1).tolist()
+        eventually(lambda: home.stats().free == 1, "it is back")
