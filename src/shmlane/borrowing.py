@@ -121,14 +121,14 @@ class Borrower:
         Raises `HandoffExpired`, `UsageError` for slots of another server or model, and
         `RegionError`.
         """
-        self._settle()
+        self.settle()
         with self._lock:
             place = self._place(ref)
             if ref.slot in place.loans:
                 raise expired(ref, "it was adopted by this session")
-            if not place.region.locks.take(ref.slot, Hold.BORROWER):
-                raise expired(ref, "another process has adopted it")
             try:
+                if not place.region.locks.take(ref.slot, Hold.BORROWER):
+                    raise expired(ref, "another process has adopted it")
                 loan = self._begin(place, ref)
                 lease._hold[1] = loan.slot
             except BaseException:
@@ -136,7 +136,7 @@ class Borrower:
                     self._forget(begun)
                 place.region.locks.give_back(ref.slot, Hold.BORROWER)
                 raise
-        self._settle()
+        self.settle()
         return loan.given
 
     def _begin(self, place: _Place, ref: SlotRef) -> _Loan:
@@ -198,8 +198,10 @@ class Borrower:
 
         With live views it is returned when they have died.
         """
-        self._coming.extend(iter(holder._hold.pop, None))
-        self._settle()
+        try:
+            self._coming.extend(iter(holder._hold.pop, None))
+        finally:
+            self.settle()
 
     def put_back(self, slot: Slot) -> None:
         """Return a slot that no holder has."""
@@ -207,19 +209,22 @@ class Borrower:
 
     def hand_on(self, lease: Holder, slot: Slot, given: int) -> SlotRef:
         """Hand the slot of `lease` over to whoever adopts it next."""
-        with self._lock:
-            loan = self._loans[slot]
-            loan.ledger.write(given)
-            generation = loan.generation + 1
-            slot.notes.handoff = generation
-            slot.epoch += 1
-            slot.leased = False
-            slot.notes.state = State.HANDED
-            # Interrupted before this, the lease still has it, and no reference is out.
-            self._coming.extend(iter(lease._hold.pop, None))
-            # Before anybody has the reference, its lock must be free.
-            self._finish(slot)
-        self._settle()
+        try:
+            with self._lock:
+                loan = self._loans[slot]
+                loan.ledger.write(given)
+                generation = loan.generation + 1
+                slot.notes.handoff = generation
+                slot.epoch += 1
+                slot.leased = False
+                slot.notes.state = State.HANDED
+                # Interrupted before this, the lease still has it, and nobody has the
+                # reference.
+                self._coming.extend(iter(lease._hold.pop, None))
+                # Before anybody has the reference, its lock must be free.
+                self._finish(slot)
+        finally:
+            self.settle()
         return SlotRef(loan.place.region.name, slot.index, generation)
 
     def give_up(self, slot: Slot) -> None:
@@ -230,10 +235,13 @@ class Borrower:
         with self._lock:
             if slot in self._loans:
                 self._let_go(self._loans[slot])
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
-        """Return what has come, unless the holder of the lock will."""
+    def settle(self) -> None:
+        """Return what has come, unless the holder of the lock will.
+
+        Whatever is done here does this too: what Ctrl-C has stopped goes on with that.
+        """
         while self._coming and not self._lock.locked():
             with self._lock:
                 while self._coming:
@@ -266,7 +274,7 @@ class Borrower:
 
     def _note_death(self, watch: RootWatch) -> None:
         self._coming.append(watch.slot)
-        self._settle()
+        self.settle()
 
     def _disconnect(self, slot: Slot) -> None:
         if (channel := slot.channel) is not None:
@@ -293,7 +301,7 @@ class Borrower:
         for slot in self.slots:
             if slot.server_hold and not slot.leased:
                 self.give_up(slot)
-        self._settle()
+        self.settle()
         if not self._lock.locked():
             with self._lock:
                 self._close_idle()

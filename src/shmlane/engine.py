@@ -218,6 +218,8 @@ class Engine:
         return SessionHandle(region.name)
 
     def _withdraw_shared(self, region: Region, slots: Sequence[Slot]) -> None:
+        # Nobody has its name.
+        region.take_over()
         region.close() if self._calls.unregister(slots) else region.leave()
 
     def adopt(self, ref: SlotRef, lease: Holder) -> int:
@@ -268,6 +270,7 @@ class Engine:
         if self.has_ended:
             return self._last_stats
         self.lender.look()
+        self.borrower.settle()
         return self._collect_stats()
 
     def _collect_stats(self) -> SessionStats:

@@ -27,7 +27,7 @@ from .errors import (
 )
 from .header import MAGIC, RegionHeader
 from .records import HEAD_BYTES, Record
-from .regions import owner_is_dead, region_files
+from .regions import owner_is_dead, region_files, region_path
 from .timing import Deadline
 from .transport import HttpConnection
 from .wire import HttpRequests
@@ -151,9 +151,8 @@ def _own_files(
     A file that does not begin as a region does was never registered by us.
     """
     groups: dict[tuple[str, str], list[str]] = {}
-    for path in region_files():
-        if regions is not None and os.path.basename(path) not in regions:
-            continue
+    paths = region_files() if regions is None else map(region_path, regions)
+    for path in paths:
         # Gone meanwhile, or another user's: not ours to remove.
         with contextlib.suppress(OSError):
             if os.lstat(path).st_uid != os.geteuid():

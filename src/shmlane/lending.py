@@ -110,8 +110,8 @@ class Lender(Background):
         given: bits of the inputs that were filled. Raises `PoolClosed`, `RegionError`.
         """
         region = slot.registrations[0].region.name
-        with self._handing_over() as allowed:
-            if not allowed:
+        with self._handing:
+            if self._stopping:
                 raise PoolClosed("the session is closed.")
             ledger = self._ledgers.setdefault(slot, Ledger(slot, self._open_region))
             loan = _Loan(slot, ledger, self._locks_of(slot), self._limit)
@@ -152,11 +152,13 @@ class Lender(Background):
         Returns the bits of the inputs that are given. Raises `HandoffExpired` if
         somebody adopted it, or it was not handed over by this reference.
         """
-        with self._handing_over():
+        with self._handing:
             loan = self._out.get((ref.region, ref.slot))
-            if loan is None or not loan.locks.take(ref.slot, Hold.BORROWER):
-                raise expired(ref, "another process has adopted it")
+            if loan is None:
+                raise expired(ref, "it has come back")
             try:
+                if not loan.locks.take(ref.slot, Hold.BORROWER):
+                    raise expired(ref, "another process has adopted it")
                 check_handed(loan.slot, ref)
                 given = loan.ledger.take_back()
                 loan.slot.notes.state = State.HOME
@@ -170,8 +172,8 @@ class Lender(Background):
     def look(self) -> bool:
         """Take back what was returned, or not adopted in time; True if anything was."""
         count = len(self._out)
-        with self._handing_over() as allowed:
-            if allowed:
+        with self._handing:
+            if not self._stopping:
                 for loan in list(self._out.values()):
                     self._look_at(loan)
         if self._pool.has_waiters:
@@ -182,10 +184,11 @@ class Lender(Background):
     def _look_at(self, loan: _Loan) -> None:
         slot = loan.slot
         if loan.held is not None:
-            if not loan.seems_back or not loan.locks.take(slot.index, Hold.BORROWER):
+            if not loan.seems_back:
                 return
             try:
-                if not self._take_home(loan):
+                is_ours = loan.locks.take(slot.index, Hold.BORROWER)
+                if not is_ours or not self._take_home(loan):
                     return
             finally:
                 loan.locks.give_back(slot.index, Hold.BORROWER)

@@ -86,8 +86,9 @@ class SessionMemory:
 
     def share(self, region: Region) -> None:
         """Have other processes use the region, also when this one is gone."""
-        region.hand_over()
+        # First: whatever comes in between, it is removed when this is closed.
         self._shared.append(region)
+        region.hand_over()
         if self._closed:
             region.leave()
             raise PoolClosed("the session is closed.")

@@ -106,7 +106,7 @@ class MappedFile:
 
     @property
     def path(self) -> str:
-        return f"{SHM_DIRECTORY}/{self.name}"
+        return region_path(self.name)
 
     def array(self, offset: int, nbytes: int) -> Bytes:
         """A writable byte array over part of the region, which it keeps mapped.
@@ -247,6 +247,10 @@ def _let_go(path: str, owner: int, lock: OwnerLock) -> None:
 def _link(fd: int, path: str) -> None:
     # src_dir_fd makes Python call linkat, which can follow the /proc link.
     os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+
+
+def region_path(name: str) -> str:
+    return f"{SHM_DIRECTORY}/{name}"
 
 
 def region_files() -> list[str]:

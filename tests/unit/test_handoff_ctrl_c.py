@@ -1,0 +1,164 @@
+"""Ctrl-C, finalisers and threads in the middle of handing slots over: none is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from shmlane import HandoffExpired, Session, SlotRef, SlotsClaimed, Timeouts
+from shmlane.testing import ScriptedServer, sink_model
+from tests.polling import eventually
+from tests.unit.interleaving import CtrlC, every
+from tests.unit.one_slot import files_of
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm"),
+    # Interrupted between the making of a thing and the statement that would end it,
+    # its finaliser ends it, and says so.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SHAPES = {"INPUT__0": (1, 1, 1, 4)}
+# Long enough to be adopted; what Ctrl-C kept from being handed out is back soon.
+TIMEOUTS = Timeouts(handoff=0.01, lease=10.0)
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with ScriptedServer([sink_model()]) as server:
+        yield server
+
+
+@pytest.fixture
+def home(server: ScriptedServer) -> Iterator[Session]:
+    with Session(
+        server.url, "sink", slots=2, shapes=SHAPES, timeouts=TIMEOUTS
+    ) as session:
+        yield session
+
+
+@pytest.fixture
+def borrower(server: ScriptedServer) -> Iterator[Session]:
+    with Session(server.url, "sink", slots=1) as session:
+        yield session
+
+
+def filled(home: Session, value: float) -> SlotRef:
+    with home.lease() as lease:
+        lease["INPUT__0"].fill(value)
+        return lease.detach()
+
+
+def lend(home: Session, _: Session) -> None:
+    filled(home, 1)
+
+
+def lend_and_borrow(home: Session, borrower: Session) -> None:
+    ref = filled(home, 5)
+    with contextlib.suppress(HandoffExpired), borrower.adopt(ref) as lease:
+        assert lease.infer()["OUTPUT__0"] == [5]
+
+
+def lend_and_take_back(home: Session, _: Session) -> None:
+    ref = filled(home, 6)
+    with contextlib.suppress(HandoffExpired), home.adopt(ref) as lease:
+        assert lease.infer()["OUTPUT__0"] == [6]
+
+
+def hand_on(home: Session, borrower: Session) -> None:
+    ref = filled(home, 7)
+    with contextlib.suppress(HandoffExpired):
+        with borrower.adopt(ref) as lease:
+            ref = lease.detach()
+        with home.adopt(ref) as lease:
+            assert lease.infer()["OUTPUT__0"] == [7]
+
+
+def keep_a_view(home: Session, borrower: Session) -> None:
+    ref = filled(home, 8)
+    with contextlib.suppress(HandoffExpired):
+        with borrower.adopt(ref) as lease:
+            view = lease.infer()["OUTPUT__0"]
+        assert view == [8]
+
+
+@pytest.mark.parametrize(
+    "use", [lend, lend_and_borrow, lend_and_take_back, hand_on, keep_a_view]
+)
+def test_ctrl_c_at_any_moment_loses_no_slot(
+    home: Session, borrower: Session, use: Callable[[Session, Session], None]
+) -> None:
+    use(home, borrower)
+    moments = 0
+    for _ in every(lambda at: CtrlC(lambda: use(home, borrower), at)):
+        moments += 1
+        # What Ctrl-C stopped goes on with whatever is asked next.
+        eventually(lambda: borrower.stats().adopted == 0)
+        eventually(lambda: home.stats().free == 2, lambda: repr(home.stats()))
+        assert borrower.stats().free == 1
+    assert moments > 60
+    for value in range(3):
+        ref = filled(home, value)
+        with borrower.adopt(ref) as lease:
+            assert lease.infer()["OUTPUT__0"] == [value]
+    eventually(lambda: home.stats().free == 2)
+
+
+def test_ctrl_c_at_any_moment_of_claiming_leaves_the_slot_to_others(
+    home: Session,
+) -> None:
+    handle = home.share(slots=1)
+
+    def claim() -> None:
+        with Session.attach(handle) as session, session.lease() as lease:
+            lease["INPUT__0"].fill(3)
+            assert lease.infer()["OUTPUT__0"] == [3]
+
+    moments = 0
+    for _ in every(lambda at: CtrlC(claim, at)):
+        moments += 1
+        # What the collector has yet to find has its claim until then.
+        with contextlib.suppress(SlotsClaimed):
+            claim()
+            continue
+        gc.collect()
+        claim()
+    assert moments > 200
+
+
+def test_ctrl_c_at_any_moment_of_sharing_leaves_nothing_behind(
+    server: ScriptedServer, home: Session
+) -> None:
+    for _ in every(lambda at: CtrlC(lambda: home.share(slots=2), at)):
+        pass
+    handle = home.share(slots=1)
+    with Session.attach(handle) as session, session.lease() as lease:
+        lease["INPUT__0"].fill(4)
+        assert lease.infer()["OUTPUT__0"] == [4]
+    home.close()
+    gc.collect()
+    assert not server.regions
+    assert not files_of(server)
+
+
+def test_threads_lend_and_borrow_without_end(home: Session, borrower: Session) -> None:
+    def work(first: int) -> int:
+        adopted = 0
+        for value in range(first, first + 60):
+            ref = filled(home, value)
+            with contextlib.suppress(HandoffExpired), borrower.adopt(ref) as lease:
+                assert lease.infer()["OUTPUT__0"] == [value]
+                adopted += 1
+        return adopted
+
+    with ThreadPoolExecutor(4) as pool:
+        adopted = sum(pool.map(work, range(0, 400, 100)))
+    assert adopted > 200
+    eventually(lambda: home.stats().free == 2)
+    assert borrower.stats().adopted == 0
