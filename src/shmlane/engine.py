@@ -220,7 +220,11 @@ class Engine:
     def _withdraw_shared(self, region: Region, slots: Sequence[Slot]) -> None:
         # Nobody has its name.
         region.take_over()
-        region.close() if self._calls.unregister(slots) else region.leave()
+        if self._calls.unregister(slots):
+            region.close()
+            self._calls.unregister_doubtful(slots)
+        else:
+            region.leave()
 
     def adopt(self, ref: SlotRef, lease: Holder) -> int:
         """Give `lease` a slot that was handed over; the bits of its given inputs."""
