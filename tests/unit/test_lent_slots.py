@@ -30,9 +30,14 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def opened(server: ScriptedServer, *, limit: float = 30.0) -> Session:
-    sizes = {"shapes": {INPUT: SHAPE}, "outputs": {OUTPUT: SHAPE}}
-    timeouts = Timeouts(handoff=limit)
-    return Session(server.url, "identity", slots=1, timeouts=timeouts, **sizes).open()
+    return Session(
+        server.url,
+        "identity",
+        slots=1,
+        shapes={INPUT: SHAPE},
+        outputs={OUTPUT: SHAPE},
+        timeouts=Timeouts(handoff=limit),
+    ).open()
 
 
 def filled(home: Session, value: float) -> SlotRef:
