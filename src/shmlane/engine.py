@@ -23,22 +23,21 @@ from .errors import (
     RegionError,
     SharedMemoryDisabled,
     UnsupportedPlatform,
-    UsageError,
     WireFallback,
 )
 from .exchange import Exchange
-from .handoff import SessionHandle, SlotRef
+from .handoff import SessionHandle
 from .inventory import clean_up
 from .layout import SlotLayout
 from .lending import Lender
 from .memory import SessionMemory
 from .metadata import ModelMetadata
+from .passing import Passing
 from .pool import SlotPool
 from .receiver import Receiver
-from .regions import Region
 from .settings import Settings
-from .sharing import Claims, told_of
-from .slots import Channel, Holder, Label, Slot
+from .sharing import Claims
+from .slots import Channel, Label, Slot
 from .stats import SessionStats
 from .timing import Deadline
 
@@ -106,6 +105,9 @@ class Engine:
             lose=self.receiver.take_over,
             open_region=memory.open_extension,
             limit=settings.timeouts.handoff,
+        )
+        self.passing = Passing(
+            settings, metadata, calls, memory, self.lender, self.borrower
         )
         self._claims = claims
         self._calls = calls
@@ -201,52 +203,6 @@ class Engine:
         return engine
 
     # --- use --------------------------------------------------------------------------
-
-    def share(self, count: int) -> SessionHandle:
-        """Make and register slots for whoever claims them; on error nothing stays."""
-        self._check_shared("share slots")
-        told = told_of(self._settings, self.metadata)
-        region, slots = self.memory.make_shared(count, told)
-        deadline = Deadline(self._timeouts.infer)
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._withdraw_shared, region, slots)
-            with contextlib.closing(self._calls.connect(deadline)) as channel:
-                for slot in slots:
-                    self._calls.register(slot, channel, deadline)
-            self.memory.share(region)
-            undo.pop_all()
-        return SessionHandle(region.name)
-
-    def _withdraw_shared(self, region: Region, slots: Sequence[Slot]) -> None:
-        # Nobody has its name.
-        region.take_over()
-        if self._calls.unregister(slots):
-            region.close()
-            self._calls.unregister_doubtful(slots)
-        else:
-            region.leave()
-
-    def adopt(self, ref: SlotRef, lease: Holder) -> int:
-        """Give `lease` a slot that was handed over; the bits of its given inputs."""
-        if not isinstance(ref, SlotRef):
-            raise UsageError(f"{ref!r} is no SlotRef: give what detach() returned.")
-        self._check_shared("adopt slots")
-        if self.lender.has_out(ref):
-            return self.lender.take_back(ref, lease)
-        return self.borrower.adopt(ref, lease)
-
-    def hand_over(self, lease: Holder, slot: Slot, given: int) -> SlotRef:
-        """Have another process use the slot of `lease`, which has none then."""
-        self._check_shared("detach leases")
-        lender = self.borrower.hand_on if slot.is_borrowed else self.lender.lend
-        return lender(lease, slot, given)
-
-    def _check_shared(self, what: str) -> None:
-        if not self.memory.is_shared:
-            raise UsageError(
-                f"a session whose tensors go over the wire cannot {what}.",
-                hint='Only shared memory can be handed over: Session(memory="system").',
-            )
 
     def give_up(self, slot: Slot) -> None:
         """End a request over the wire: what the server still does harms nobody.

@@ -30,9 +30,10 @@ from .errors import (
 )
 from .metadata import Array, ModelMetadata
 from .options import RequestOptions
+from .prepared import Prepared
 from .replies import HttpReply, InferReply, OutputReply
 from .requests import RequestBuilding, can_grow, classes_of
-from .slots import Prepared, Slot
+from .slots import Slot
 from .tensors import Tensor
 from .wire import HttpRequests
 

@@ -22,9 +22,10 @@ from .errors import ExtraMissing, LeaseExpired, ProtocolError, UsageError
 from .exchange import Exchange
 from .leases import Result
 from .metadata import Array, Shape
+from .prepared import Prepared
 from .replies import InferReply, OutputReply
 from .requests import is_open
-from .slots import Prepared, Slot
+from .slots import Slot
 from .tensors import Tensor
 
 PROTOCOLS = ("http", "grpc")

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from .errors import TensorMismatch
 from .options import RequestOptions
+from .prepared import Prepared
 from .replies import InferReply
 from .sizes import Key, OutputSizes
-from .slots import Prepared, Slot
+from .slots import Slot
 from .tensors import Tensor
 from .wire import HttpRequests, TensorRef
 

@@ -366,7 +366,7 @@ class Session(BaseSession):
         """
         engine = self._ensure_open()
         count = self._settings.slots if slots is None else slots
-        return engine.share(checked_count(count))
+        return engine.passing.share(checked_count(count))
 
     def adopt(self, ref: SlotRef) -> Lease:
         """The lease of a slot that was detached, by any session with this model.

@@ -292,7 +292,7 @@ class AsyncSession(AsyncHost):
         count = self._settings.slots if slots is None else slots
         assert self._shell is not None
         return await self._shell.run(
-            functools.partial(engine.share, checked_count(count))
+            functools.partial(engine.passing.share, checked_count(count))
         )
 
     async def adopt(self, ref: SlotRef) -> AsyncLease:

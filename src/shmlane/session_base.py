@@ -87,14 +87,14 @@ class SendingLease(BaseLease):
             )
         self._slot = None
         try:
-            return host._engine.hand_over(self, slot, self._given)
+            return host._engine.passing.hand_over(self, slot, self._given)
         except BaseException:
             # Interrupted, it may have been lent: then it comes back by itself.
             self._slot = self.held
             raise
 
     def _adopt(self, engine: Engine, ref: SlotRef) -> None:
-        given = engine.adopt(ref, self)
+        given = engine.passing.adopt(ref, self)
         self._begin()
         self._given = given
 
