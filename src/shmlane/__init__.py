@@ -42,11 +42,12 @@ from .errors import (
 from .futures import OwnedResult
 from .handoff import SessionHandle, SlotRef
 from .lease_async import AsyncLease
+from .lease_blocking import Lease
 from .leases import Result
 from .metadata import ModelMetadata, TensorSpec
 from .options import RequestOptions
 from .regions import RegionOptions
-from .session import Lease, Session
+from .session import Session
 from .session_async import AsyncSession
 from .stats import SessionStats
 from .streams import Stream

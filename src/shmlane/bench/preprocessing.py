@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from shmlane.lease_blocking import Lease
 from shmlane.metadata import Array
 from shmlane.preprocess import image_into
 from shmlane.preprocess.opencv import opencv
-from shmlane.session import Lease
 
 from .plan import Payload
 from .turns import (

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shmlane.session import Lease, Session
+from shmlane.lease_blocking import Lease
+from shmlane.session import Session
 from shmlane.testing import ScriptedServer, sink_model
 
 COPIES = 20

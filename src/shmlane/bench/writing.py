@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from shmlane.lease_blocking import Lease
 from shmlane.metadata import Array
-from shmlane.session import Lease
 
 from .plan import Payload
 from .turns import (
