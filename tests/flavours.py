@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from shmlane import (
     AsyncLease,
     Lease,
+    OwnedResult,
     RequestOptions,
     Result,
     Session,
@@ -89,7 +89,8 @@ def _attempt(work: Callable[[], dict[str, Array]]) -> Outcome:
     try:
         return work()
     except Exception as error:
-        return error
+        # Its frames would hold it, and their arrays, by way of the future it goes to.
+        return error.with_traceback(None)
 
 
 def write_all(lease: Lease | AsyncLease, item: Item) -> None:
@@ -172,7 +173,7 @@ class SessionSubmit(BlockingClient):
         begun: list[Future[dict[str, Array]] | Exception] = []
         for item in items:
             try:
-                begun.append(self.session.submit(item, **limits._asdict()))
+                begun.append(self._begin(item, limits))
             except Exception as error:
                 begun.append(error)
         return [
@@ -180,37 +181,28 @@ class SessionSubmit(BlockingClient):
             for each in begun
         ]
 
+    def _begin(self, item: Item, limits: Limits) -> Future[dict[str, Array]]:
+        return self.session.submit(item, **limits._asdict())
 
-class LeaseSubmit(BlockingClient):
-    """`Lease.submit`; each result has its slot until it has been copied."""
 
-    def _ask(self, items: Sequence[Item], limits: Limits) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        pending: deque[Callable[[], dict[str, Array]]] = deque()
-        for item in items:
-            if len(pending) == self.slots:
-                outcomes.append(_attempt(pending.popleft()))
-            pending.append(self._begin(item, limits))
-        return outcomes + [_attempt(each) for each in pending]
+class LeaseSubmit(SessionSubmit):
+    """`Lease.submit`; each result is copied when it comes, and gives its slot back."""
 
-    def _begin(self, item: Item, limits: Limits) -> Callable[[], dict[str, Array]]:
-        try:
-            with self.session.lease() as lease:
-                write_all(lease, item)
-                future = lease.submit(**limits._asdict())
-        except Exception as error:
-            failure = error
+    def _begin(self, item: Item, limits: Limits) -> Future[dict[str, Array]]:
+        with self.session.lease() as lease:
+            write_all(lease, item)
+            future = lease.submit(**limits._asdict())
+        copies: Future[dict[str, Array]] = Future()
 
-            def fail() -> dict[str, Array]:
-                raise failure
+        def copy(done: Future[OwnedResult]) -> None:
+            try:
+                with done.result() as result:
+                    copies.set_result(result.copy())
+            except Exception as error:
+                copies.set_exception(error)
 
-            return fail
-
-        def result() -> dict[str, Array]:
-            with future.result() as owned:
-                return owned.copy()
-
-        return result
+        future.add_done_callback(copy)
+        return copies
 
     def keep(self, item: Item) -> dict[str, Array]:
         with self.session.lease() as lease:

@@ -34,6 +34,7 @@ from tests.worlds import (
     INPUT,
     OUTPUT,
     Scripted,
+    all_come_back,
     are_right,
     fails,
     frames,
@@ -115,6 +116,38 @@ def nobody_waits_longer_for_a_slot_than_he_wants(world: Scripted) -> None:
             (error,) = fails(client.ask(frames(1)), LeaseTimeout)
             assert "1 leased" in str(error)
         serves_right(client)
+
+
+def many_callers_share_the_slots(world: Scripted) -> None:
+    with world.client() as client:
+        asked_for = [frames(*range(begin, begin + 20)) for begin in range(0, 400, 100)]
+        begun = [client.begin(items) for items in asked_for]
+        for each, items in zip(begun, asked_for, strict=True):
+            are_right(each.result(20.0), items)
+        serves_right(client)
+
+
+def over_the_wire_no_slot_waits_for_a_late_reply(world: Scripted) -> None:
+    with world.client(memory="wire") as client:
+        serves_right(client)
+        with world.server.hold():
+            fails(client.ask(frames(1, 2), timeout=0.05), InferTimeout)
+            all_come_back(client)
+        serves_right(client)
+        assert client.stats().late_replies == 0
+
+
+def over_the_wire_a_lost_request_keeps_no_slot(world: Scripted) -> None:
+    with (
+        FaultProxy(world.url) as proxy,
+        world.client(url=proxy.url, slots=1, memory="wire") as client,
+    ):
+        serves_right(client)
+        (link,) = proxy.links
+        link.replies.change(cut_after=20)
+        fails(client.ask(frames(1)), RequestLost)
+        serves_right(client)
+        assert client.stats().drains == 0
 
 
 def callers_are_served_in_turn(world: Scripted) -> None:
@@ -313,6 +346,9 @@ SCENARIOS: list[Callable[[Scripted], None]] = [
     wrong_inputs_are_refused_before_they_are_sent,
     a_reply_that_does_not_come_in_time_is_late,
     nobody_waits_longer_for_a_slot_than_he_wants,
+    many_callers_share_the_slots,
+    over_the_wire_no_slot_waits_for_a_late_reply,
+    over_the_wire_a_lost_request_keeps_no_slot,
     callers_are_served_in_turn,
     closing_waits_for_replies,
     closing_ends_the_wait_for_a_slot,
