@@ -236,7 +236,9 @@ def test_a_callback_may_close_the_session(wait: bool) -> None:
     with flowing(slots=SLOTS) as (server, session):
         first, second = Delay(go := threading.Event()), Delay(threading.Event())
         server.script(first, second)
-        one, other = session.submit(item(1)), session.submit(item(2))
+        one = session.submit(item(1))
+        server.wait_for(1)
+        other = session.submit(item(2))
         server.wait_for(2)
         closed = threading.Event()
 
