@@ -22,11 +22,12 @@ from .flights import Flight, Timetable
 from .futures import Kept
 from .leases import BaseLease
 from .options import RequestOptions
-from .pool import SlotPool, Waiter
+from .pool import SlotPool
 from .slots import Holder, Slot
 from .tensors import NOTHING
 from .timing import Deadline
 from .transport import timed_out
+from .waiters import Waiter
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ hot path does in its place. Every other step can be done twice.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import functools
 import threading
@@ -27,37 +26,9 @@ from .errors import LeaseTimeout, PoolClosed, RegionError, UsageError
 from .slots import Holder, Label, RootWatch, Slot, move
 from .tensors import COUNTS_ARE_EXACT
 from .timing import Deadline, in_seconds
+from .waiters import Waiter
 
 Spare = Callable[[], Sequence[Slot]]
-
-
-class Waiter:
-    """One caller, in a thread, that waits for a slot in turn.
-
-    It has been served once its holder has a slot. The holder is kept alive: one whose
-    caller was interrupted gives back, at its end, what it was given too late.
-    """
-
-    __slots__ = ("_gate", "failure", "holder")
-
-    def __init__(self, holder: Holder) -> None:
-        self.holder = holder
-        self.failure: RegionError | None = None
-        # A bare lock: opening it is one C call that a finaliser cannot interrupt.
-        self._gate = _thread.allocate_lock()
-        self._gate.acquire()
-
-    @property
-    def is_served(self) -> bool:
-        return self.holder.held is not None
-
-    def open_gate(self) -> None:
-        """End the wait. Under the pool's lock; doing so again does nothing."""
-        if self._gate.locked():
-            self._gate.release()
-
-    def wait(self, timeout: float | None) -> None:
-        self._gate.acquire(timeout=-1 if timeout is None else timeout)
 
 
 class SlotPool:

@@ -388,7 +388,9 @@ def test_a_reply_that_came_in_time_counts_though_nobody_could_look(
     server, session = shared
     go, slow, quick = (threading.Event() for _ in range(3))
     server.script(Delay(slow), Delay(quick))
-    held, other = session.submit(item(1)), session.submit(item(2), timeout=0.1)
+    held = session.submit(item(1))
+    server.wait_for(1)
+    other = session.submit(item(2), timeout=0.1)
     server.wait_for(2)
     deadline = time.monotonic() + 0.1
     held.add_done_callback(lambda _: go.wait(LIMIT))

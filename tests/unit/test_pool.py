@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from shmlane.errors import LeaseTimeout, PoolClosed
-from shmlane.pool import Waiter
+from shmlane.waiters import Waiter
 from tests.polling import eventually
 from tests.unit.pools import (
     WITH_AND_WITHOUT_GIL,

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from shmlane.metadata import Array
-from shmlane.pool import Waiter
 from shmlane.slots import Slot
+from shmlane.waiters import Waiter
 from tests.unit.interleaving import CtrlC, Halt, Intrusion, every
 from tests.unit.pools import (
     WITH_AND_WITHOUT_GIL,

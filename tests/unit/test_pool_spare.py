@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from shmlane.errors import LeaseTimeout, OutOfSharedMemory
-from shmlane.pool import Waiter
+from shmlane.waiters import Waiter
 from tests.unit.pools import (
     WITH_AND_WITHOUT_GIL,
     Caller,
