@@ -20,7 +20,7 @@ from .slots import Slot
 from .timing import Deadline
 
 # What parameters add to a request has no limit; buffers of Unix sockets have 200 KiB.
-_SMALL_BYTES = 64 << 10
+SMALL_BYTES = 64 << 10
 
 
 class Flight:
@@ -84,7 +84,7 @@ class Flight:
         """Whether sending it never waits: all of it fits an empty buffer."""
         prepared = self.slot.prepared
         return prepared is None or not (
-            prepared.wire_inputs or len(prepared.requests[0]) > _SMALL_BYTES
+            prepared.wire_inputs or len(prepared.requests[0]) > SMALL_BYTES
         )
 
     def send(self, exchange: Exchange) -> bool:
@@ -94,17 +94,18 @@ class Flight:
         flight in that case.
         """
         slot = self.slot
-        channel = slot.channel
+        channel, prepared = slot.channel, slot.prepared
         assert channel is not None
+        assert prepared is not None
         self.is_new = True
         try:
             request = exchange.begin(slot)
-            if self.is_small:
-                is_sent = channel.send(request)
-            else:
-                assert slot.prepared is not None
-                parts = slot.prepared.parts(request)
+            # As `is_small`, without a call.
+            if prepared.wire_inputs or len(request) > SMALL_BYTES:
+                parts = prepared.parts(request)
                 is_sent = channel.send_parts(parts, self.deadline)
+            else:
+                is_sent = channel.send(request)
         except InferTimeout:
             exchange.withdraw(slot)
             raise

@@ -172,8 +172,14 @@ class AsyncLease(BaseLendingLease):
         shell.check_loop()
         # Whatever was read before expires, also if this fails.
         slot.epoch = epoch = slot.epoch + 1
-        with self._waiting():
+        # As `_waiting`, for less.
+        self._keep()
+        try:
             answer = await shell.infer(self, slot, self._given, limit, options)
+        finally:
+            self._let_go(slot)
+        if self._slot is None:
+            raise self._unusable(None)
         return slot, epoch, answer
 
     @contextlib.contextmanager

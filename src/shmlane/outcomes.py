@@ -61,9 +61,9 @@ class Outcomes(Generic[T]):
         return self.total
 
     @property
-    def is_full(self) -> bool:
-        """Whether nothing may be begun before something is taken."""
-        return self._begun - self.taken >= self._window
+    def room(self) -> int:
+        """How many may be begun before something is taken."""
+        return self._window - (self._begun - self.taken)
 
     @property
     def is_ready(self) -> bool:
@@ -85,11 +85,13 @@ class Outcomes(Generic[T]):
         self._put(number, _Failure(error))
 
     def _put(self, number: int, outcome: T | _Failure) -> None:
-        if not self._ordered:
-            self._ready.append(outcome)
-            return
-        self._early[number] = outcome
-        while self._next in self._early:
+        if self._ordered:
+            if number != self._next:
+                self._early[number] = outcome
+                return
+            self._next += 1
+        self._ready.append(outcome)
+        while self._early and self._next in self._early:
             self._ready.append(self._early.pop(self._next))
             self._next += 1
 

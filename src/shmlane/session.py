@@ -281,8 +281,11 @@ class Session(BaseSession):
         """A lease for a stream; None if there is none at once and it must not wait."""
         if wait:
             return self.lease()
+        engine = self._engine
+        if engine is None or self._state is not State.OPEN:
+            engine = self._ensure_open()
         lease = Lease(self)
-        if not self._ensure_open().pool.take_if_open(lease):
+        if not engine.pool.take_if_open(lease):
             return None
         lease._begin()
         return lease

@@ -85,6 +85,10 @@ class Stream(Iterator[R]):
         self._run = run
         self._outcomes = outcomes
 
+    def __iter__(self) -> Iterator[R]:
+        # A loop needs no call of ours for each result.
+        return cast(Iterator[R], self._run)
+
     def __next__(self) -> R:
         # An error is there only if it was asked for.
         return cast(R, next(self._run))
@@ -199,28 +203,29 @@ class Course(Generic[L, I, R]):
     # --- beginning --------------------------------------------------------------------
 
     def _begin_what_fits(self) -> None:
+        outcomes = self._outcomes
+        room = min(self._plan.in_flight - self._busy, outcomes.room)
         try:
-            while self._has_room and (self._waiting or self._fetch()):
-                # If nothing is on its way, others have the slots, and this waits in
-                # turn; but not with a result in hand.
-                wait = not self._busy and not self._outcomes.is_ready
-                lease = self._host._take_lease(wait=wait)
+            for _ in range(room):
+                if self._source_is_slow and self._has_news():
+                    return
+                if not (self._waiting or self._fetch()):
+                    return
+                lease = self._host._take_lease(wait=False)
+                if lease is None and not (self._busy or outcomes.is_ready):
+                    # Others have the slots, and this waits in turn; but not with
+                    # anything on its way, or in hand.
+                    lease = self._host._take_lease(wait=True)
                 if lease is None:
                     return
                 self._begin(lease, self._waiting.popleft())
         except Exception as error:
             self._end(error)
 
-    @property
-    def _has_room(self) -> bool:
-        """Whether to begin another item now."""
-        outcomes = self._outcomes
-        if self._busy >= self._plan.in_flight or outcomes.is_full:
-            return False
-        if not self._source_is_slow:
-            return True
+    def _has_news(self) -> bool:
+        """Whether a result should be handed out before the next item is waited for."""
         self._look_if_due()
-        return not outcomes.is_ready
+        return self._outcomes.is_ready
 
     def _fetch(self) -> bool:
         if self._is_exhausted:
@@ -283,11 +288,14 @@ class Course(Generic[L, I, R]):
         # First: whatever ends the stream meanwhile, its slot is given back.
         self._flying[passage] = passage
         try:
-            self._shell.launch(passage, problem)
+            is_ready = problem is None and passage.is_ready
+            if not (is_ready and passage.send(self._exchange)):
+                self._shell.launch(passage, problem)
             self._expect(passage)
         except Exception as error:
             self._fail(passage, error)
-        else:
+            return
+        if passage.when < self._timetable.next:
             self._timetable.note(passage)
 
     def _expect(self, passage: Passage[L]) -> None:

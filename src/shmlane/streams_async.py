@@ -168,7 +168,7 @@ class AsyncCourse(Generic[L, I, R]):
 
     async def _fetch(self) -> tuple[int, I] | None:
         async with self._fetching:
-            while self._outcomes.is_full:
+            while self._outcomes.room <= 0:
                 self._room.clear()
                 await self._room.wait()
             if self._is_exhausted:

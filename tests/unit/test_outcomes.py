@@ -63,20 +63,20 @@ def test_without_an_order_results_leave_as_they_come() -> None:
 def test_as_many_may_wait_as_are_in_flight_beside_those(ordered: bool) -> None:
     made = outcomes(3, ordered=ordered)
     numbers = []
-    while not made.is_full:
+    while made.room:
         numbers.append(made.begin())
     assert numbers == [0, 1, 2, 3, 4, 5]
     # To have come is not enough: it must have left.
     for number in (1, 2, 3, 4, 5):
         made.finish(number, str(number))
-    assert made.is_full
+    assert made.room == 0
     assert made.is_ready != ordered
     made.finish(0, "0")
     for count in range(6):
         made.take()
-        assert not made.is_full
+        assert made.room == 1
         assert made.begin() == 6 + count
-        assert made.is_full
+        assert made.room == 0
 
 
 def test_an_error_is_raised_when_its_turn_comes() -> None:
