@@ -114,7 +114,6 @@ class Claims:
         slot = Slot(index, self.region, self._header, self.layout)
         notes = slot.notes
         # What was handed over by the last owner is not to be adopted any more.
-        notes.handoff += 1
         notes.state = State.HOME
         notes.claimant = os.getpid()
         self.region.locks.give_back(index, Hold.BORROWER)

@@ -195,6 +195,8 @@ def test_a_claimant_killed_anywhere_leaves_its_slots_to_others(
     with Session(server.url, "sink", slots=1, shapes=shapes) as sharer:
         handle = sharer.share(slots=2)
         for step in range(MOST_STEPS):
+            # So that the dead have begun to register anew.
+            server.unregister_all()
             processes.tell(f"{step} claim {handle}")
             code = processes.hear()
             with Session.attach(handle, slots=2) as session:

@@ -194,6 +194,22 @@ def test_a_reference_is_good_once(
     assert ask(consumer, newer) == 5
 
 
+def test_a_reference_is_not_good_for_the_next_hand_over(server: TritonServer) -> None:
+    with (
+        open_sink(server, slots=1) as home,
+        Session(server.http_url, "sink", slots=1) as session,
+    ):
+        old = filled(home, 4)
+        home.adopt(old).release()
+        new = filled(home, 5)
+        assert (old.region, old.slot) == (new.region, new.slot)
+        for adopt in (session.adopt, home.adopt):
+            with pytest.raises(HandoffExpired, match="another reference"):
+                adopt(old)
+        with session.adopt(new) as lease:
+            assert lease.infer()["OUTPUT__0"] == [5]
+
+
 def test_of_many_who_adopt_at_once_one_has_it(
     home: Session, server: TritonServer
 ) -> None:

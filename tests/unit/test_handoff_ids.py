@@ -1,0 +1,47 @@
+"""A connection goes from one adopted slot to the next, and its last id with it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from shmlane import RequestOptions, Session, SlotRef
+from tests.unit.asked import asked, scores, session_on
+
+ROW = np.ones((1, 4), np.float32)
+
+
+def filled(home: Session) -> SlotRef:
+    with home.lease() as lease:
+        lease.write("X", ROW)
+        return lease.detach()
+
+
+def test_no_id_comes_twice_in_a_row_over_one_connection() -> None:
+    with session_on(scores(), slots=2) as (server, home):
+        with Session(home.url, home.model, slots=1) as borrower:
+            own = borrower.stats().connections
+            for _ in range(3):
+                # Slots of their own, each of which begins with the same id.
+                for ref in [filled(home), filled(home)]:
+                    with borrower.adopt(ref) as lease:
+                        lease.infer()
+            assert borrower.stats().connections == own + 1
+        ids = [each.id for each in asked(server)]
+        assert len(ids) == 6
+        assert all(one != next_ for one, next_ in itertools.pairwise(ids))
+
+
+def test_an_own_id_is_not_repeated_over_one_connection() -> None:
+    options = RequestOptions(id="frame")
+    with (
+        session_on(scores(), slots=2) as (_, home),
+        Session(home.url, home.model, slots=1) as borrower,
+    ):
+        own = borrower.stats().connections
+        for ref in [filled(home), filled(home)]:
+            with borrower.adopt(ref) as lease:
+                assert lease.infer(options=options).request_id == "frame"
+        # A late copy of the first reply cannot pass for the second.
+        assert borrower.stats().connections == own + 2
