@@ -93,6 +93,10 @@ class _Work(Generic[T]):
             self._error = error
         return self
 
+    def forget(self) -> None:
+        """Nobody is to be told of an error."""
+        self._error = None
+
     def take(self) -> T:
         """The value, or raises the error."""
         error, self._error = self._error, None
@@ -337,12 +341,18 @@ class AsyncShell:
         return (threads or self._threads).submit(_Work(work, arguments).do)
 
     @staticmethod
-    def _leave_to(future: Future[Any], lease: BaseLease) -> None:
+    def _leave_to(future: Future[_Work[T]], lease: BaseLease) -> None:
         """Have the slot given back by the thread that works on it, once it is done."""
         kept = Kept(lease._host)
         kept.take_over(lease)
         lease._slot = None
-        future.add_done_callback(lambda _: kept.release())
+
+        def ended(future: Future[_Work[T]]) -> None:
+            if not future.cancelled():
+                future.result().forget()
+            kept.release()
+
+        future.add_done_callback(ended)
 
     # --- the end ----------------------------------------------------------------------
 

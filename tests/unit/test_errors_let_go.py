@@ -5,8 +5,10 @@ Otherwise the slot would stay pinned until the collector of circles comes by.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,7 +29,7 @@ from shmlane.testing import Close, Delay, ScriptedServer, Status
 from tests.sessions import frame
 from tests.unit.one_slot import INPUT, one_slot, serving
 from tests.unit.one_slot import becomes as is_seen_to_be
-from tests.unit.tasks import asking, becomes, in_a_loop
+from tests.unit.tasks import asking, becomes, cancel, comes, in_a_loop
 
 _LIMIT = 0.1
 
@@ -136,6 +138,28 @@ async def test_in_what_fills_the_slots_of_a_task(
         with contextlib.suppress(ArithmeticError):
             async for _ in session.stream([1.0], write=write, workers=workers):
                 pass
+        await becomes(session, "free")
+
+
+@in_a_loop
+async def test_in_what_went_on_when_its_task_was_cancelled(
+    server: ScriptedServer,
+) -> None:
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def write(lease: AsyncLease, value: float) -> None:
+        view = lease[INPUT]
+        view[...] = value
+        has_begun.set()
+        assert may_go_on.wait(10)
+        raise ArithmeticError
+
+    async with asking(server.url) as session:
+        stream = session.stream([1.0], write=write, workers=1)
+        task = asyncio.ensure_future(anext(stream))
+        await comes(has_begun.is_set, "the thread has begun")
+        await cancel(task)
+        may_go_on.set()
         await becomes(session, "free")
 
 
