@@ -127,6 +127,21 @@ def many_callers_share_the_slots(world: Scripted) -> None:
         serves_right(client)
 
 
+def a_large_request_that_nobody_reads_ends_in_time(world: Scripted) -> None:
+    # Parameters have no limit, and go with the request wherever its tensors lie.
+    large = RequestOptions(parameters={"text": "x" * (16 << 20)})
+    with (
+        FaultProxy(world.url) as proxy,
+        world.client(url=proxy.url, slots=1) as client,
+    ):
+        serves_right(client)
+        (link,) = proxy.links
+        link.requests.change(is_stalled=True)
+        fails(client.ask(frames(1), options=large, timeout=0.3), InferTimeout)
+        serves_right(client)
+        assert client.stats().drains == 0
+
+
 def over_the_wire_no_slot_waits_for_a_late_reply(world: Scripted) -> None:
     with world.client(memory="wire") as client:
         serves_right(client)
@@ -347,6 +362,7 @@ SCENARIOS: list[Callable[[Scripted], None]] = [
     a_reply_that_does_not_come_in_time_is_late,
     nobody_waits_longer_for_a_slot_than_he_wants,
     many_callers_share_the_slots,
+    a_large_request_that_nobody_reads_ends_in_time,
     over_the_wire_no_slot_waits_for_a_late_reply,
     over_the_wire_a_lost_request_keeps_no_slot,
     callers_are_served_in_turn,

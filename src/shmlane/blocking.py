@@ -26,7 +26,7 @@ from .errors import (
     ShmlaneError,
 )
 from .exchange import Answer, Exchange, Verdict
-from .flights import Flight
+from .flights import SMALL_BYTES, Flight
 from .memory import SessionMemory
 from .options import RequestOptions
 from .requests import repeats_id
@@ -143,9 +143,12 @@ class BlockingShell:
         try:
             request = exchange.begin(slot)
             prepared = slot.prepared
-            if prepared is not None and prepared.wire_inputs:
-                parts = prepared.parts(request)
-                is_sent = channel.send_parts(parts, Deadline(limit, begun))
+            assert prepared is not None
+            if prepared.wire_inputs or len(request) > SMALL_BYTES:
+                # No name for the parts: an error would hold what they lie in.
+                is_sent = channel.send_parts(
+                    prepared.parts(request), Deadline(limit, begun)
+                )
             else:
                 is_sent = channel.send(request)
             if not is_sent:
