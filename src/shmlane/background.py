@@ -52,9 +52,15 @@ class Background(abc.ABC):
 
     def take_over(self, holder: Holder) -> None:
         """Bring the slot of `holder`, which Ctrl-C leaves in the one or the other."""
-        self._incoming.extend(iter(holder._hold.pop, None))
-        self._wake_up()
-        self.nudge()
+        try:
+            self._incoming.extend(iter(holder._hold.pop, None))
+            self._wake_up()
+            self.nudge()
+        except BaseException:
+            # Ctrl-C: the slot may be here by now, and the thread must hear of it.
+            self._wake_up()
+            self.nudge()
+            raise
 
     def nudge(self) -> bool:
         """Start the thread if there is work for it and it does not run.

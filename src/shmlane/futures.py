@@ -41,7 +41,9 @@ class Kept(Holder):
             self._host._give_back(self)
 
     def __del__(self) -> None:
-        self.release()
+        # Ctrl-C may have come before there was anything to hold.
+        if getattr(self, "held", None) is not None:
+            self.release()
 
 
 class OwnedResult(Result):
@@ -105,7 +107,7 @@ class Submission(Flight):
             result = self.make(answer, kept)
         except Exception as error:
             kept.release()
-            future.set_exception(error)
+            _set_error(future, error)
         else:
             future.set_result(result)
 
@@ -113,7 +115,7 @@ class Submission(Flight):
         future, kept = self._let_go()
         kept.release()
         if future.set_running_or_notify_cancel():
-            future.set_exception(error)
+            _set_error(future, error)
 
     def give_up(self) -> None:
         """The future was cancelled, or nobody has it, with the request in flight."""
@@ -129,3 +131,9 @@ class Submission(Flight):
         self.future = self.kept = NOTHING
         self.is_over = True
         return future, kept
+
+
+def _set_error(future: Future[Any], error: BaseException) -> None:
+    # The frames that it came through have memory of the slot, and one of them the
+    # future itself: the slot would be pinned for as long as the future lives.
+    future.set_exception(error.with_traceback(None))

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -117,27 +118,30 @@ class Receiver(Background):
         future = submission.future
         if self._launch(submission):
             self._serve(submission)
-            # Only now: until here, Ctrl-C drops the one that nobody else knows of.
-            future.add_done_callback(functools.partial(self._look_at, submission))
+            # Without a circle: what Ctrl-C leaves half done is dropped, and its slot
+            # comes back.
+            look = functools.partial(self._look_at, weakref.ref(submission))
+            future.add_done_callback(look)
         try:
             return future
         finally:
-            # An error in it holds this frame, and soon those of who asks for it.
+            # What caused its error may hold this frame, and all those before it.
             del future
 
     def _launch(self, submission: Submission) -> bool:
         """Send; False if the future has got the error."""
         try:
             self._shell.launch(submission)
-        except BaseException as error:
+        except Exception as error:
             submission.fail(error)
             if not isinstance(error, Exception):
                 raise
             return False
         return True
 
-    def _look_at(self, submission: Submission, future: Future[Any]) -> None:
-        if future.cancelled():
+    def _look_at(self, reference: weakref.ref[Submission], future: Future[Any]) -> None:
+        submission = reference()
+        if submission is not None and future.cancelled():
             self._abandon(submission)
 
     def _serve(self, submission: Submission) -> None:
@@ -293,8 +297,6 @@ class Receiver(Background):
             self._mend(submission, outcome)
         else:
             self._conclude(submission.fail, outcome)
-        # An error holds this frame, and soon those of who asks the future for it.
-        del outcome
 
     def _outcome(self, submission: Submission) -> Answer | Verdict | Exception | None:
         try:

@@ -15,21 +15,28 @@ import numpy as np
 import pytest
 
 from shmlane import (
+    ForkedSession,
     InferFailed,
+    InferTimeout,
     LeaseExpired,
     LeaseTimeout,
     PoolClosed,
     Session,
     receiver,
 )
+from shmlane.inventory import clean_up
+from shmlane.timing import Deadline
+from shmlane.transport import HttpConnection
 from tests.polling import eventually
 from tests.sessions import all_free
 from tests.unit.asked import slots_of
+from tests.unit.children import run_python
 from tests.unit.flowing import (
     LIMIT,
     Pair,
     answer,
     flowing,
+    in_a_child,
     is_free,
     is_idle,
     item,
@@ -118,6 +125,23 @@ def test_errors_keep_no_slot(shared: Pair) -> None:
         kept += [owned(session, 1) for _ in range(SLOTS)]
         assert all(future.cancel() for future in kept[SLOTS:])
     eventually(lambda: is_free(session), lambda: repr(session))
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_an_error_keeps_none_of_the_memory_that_was_being_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stuck(_line: HttpConnection, _box: object, _deadline: Deadline) -> bool:
+        raise InferTimeout("it reads nothing")
+
+    with flowing(slots=1, memory="wire") as (_, session):
+        with monkeypatch.context() as patch:
+            patch.setattr(HttpConnection, "_send_some", stuck)
+            future = session.submit(item(1))
+        with pytest.raises(InferTimeout):
+            future.result(LIMIT)
+        assert future.done()
+        assert is_free(session)
 
 
 def test_views_of_a_result_outlive_it(shared: Pair) -> None:
@@ -260,6 +284,53 @@ def test_a_session_that_is_dropped_answers_its_futures_first() -> None:
         del futures
         session.close()
         eventually(lambda: server.regions == {}, lambda: repr(server.regions))
+
+
+def test_a_fork_leaves_futures_to_the_parent(shared: Pair) -> None:
+    server, session = shared
+    with server.hold():
+        futures = [session.submit(item(0)), session.submit(item(1))]
+        kept = owned(session, 2)
+        server.wait_for(SLOTS)
+
+        def use() -> None:
+            with pytest.raises(ForkedSession):
+                session.submit(item(9))
+            assert futures[0].cancel()
+            with pytest.raises(TimeoutError):
+                futures[1].result(0.01)
+            kept.cancel()
+            session.close()
+
+        assert in_a_child(use) == ""
+    assert [answer(future) for future in futures] == [0, 1]
+    with kept.result(LIMIT) as result:
+        assert value_of(result) == 2
+    all_free(session)
+    assert session.stats().connections == SLOTS
+
+
+EXIT = """
+import sys
+import numpy as np
+from shmlane import Session
+
+session = Session(sys.argv[1], "doubling", slots=2, shapes={"X": (8,)})
+for number in range(2):
+    future = session.submit({"X": np.full(8, number, np.float32)})
+    future.add_done_callback(lambda done: print(type(done.exception()).__name__))
+"""
+
+
+def test_futures_end_with_the_interpreter(shared: Pair) -> None:
+    server, session = shared
+    with server.hold():
+        assert run_python(EXIT, server.url) == "PoolClosed\n" * 2
+        assert server.in_model == 2
+    eventually(lambda: server.in_model == 0)
+    clean_up(only=server.url)
+    assert len(server.regions) == SLOTS
+    assert session.stats().free == SLOTS
 
 
 def test_slots_of_futures_are_whole(shared: Pair) -> None:
