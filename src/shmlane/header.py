@@ -49,7 +49,7 @@ from typing import Any
 from .errors import RegionError, ShmlaneError, TensorMismatch
 from .layout import SlotLayout, TensorPlan
 from .metadata import ModelMetadata, lookup
-from .records import LINE_BYTES, MOST_DIMENSIONS, entry_bytes, record_bytes
+from .records import HEAD_BYTES, LINE_BYTES, MOST_DIMENSIONS, entry_bytes, record_bytes
 from .regions import PAGE_BYTES, round_up
 
 MAGIC = b"shmlane\0"
@@ -211,6 +211,9 @@ class RegionHeader:
             text = bytes(data[offset : offset + length])
             if len(text) != length:
                 raise RegionError("the region header is cut short.")
+            # Whoever counts slots counts no more than there can be.
+            if record < HEAD_BYTES or records + slots * record > offset:
+                raise ValueError(f"it has no room for the records of {slots} slots")
             description = json.loads(text)
             if not isinstance(description, dict):
                 raise ValueError("its description is no object")

@@ -252,3 +252,19 @@ def test_a_description_beyond_the_file_is_refused(
     data = whole[:field] + b"\xff" * 8 + whole[field + 8 :]
     with pytest.raises(RegionError, match="cut short"):
         RegionHeader.parse(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [(12, 2**32 - 1), (12, 50), (16, 2**64 - 1), (56, 0), (56, 2**32 - 1)],
+)
+def test_more_slots_than_there_is_room_for_are_refused(
+    header: RegionHeader, field: int, value: int
+) -> None:
+    """Whoever lists them would not come to an end."""
+    whole = header.pack()
+    kind = "<Q" if field == 16 else "<I"
+    lying = bytearray(whole)
+    struct.pack_into(kind, lying, field, value)
+    with pytest.raises(RegionError, match="no room for the records"):
+        RegionHeader.parse(bytes(lying))
