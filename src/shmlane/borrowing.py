@@ -63,9 +63,10 @@ class _Place:
         """Let go of the memory; the regions that cleaning up may find to be unused."""
         names = [self.region.name]
         for ledger in self.ledgers.values():
-            places = ledger.slot.extensions.values()
-            names += [each.region.name for each in places]
-            ledger.slot.close(leave=True)
+            slot = ledger.slot
+            names += [each.region.name for each in slot.extensions.values()]
+            names += [*slot.outlived, *(each.name for each in slot.outgrown)]
+            slot.close(leave=True)
         self.region.leave()
         return names
 
@@ -148,7 +149,7 @@ class Borrower:
         slot.notes.borrower = os.getpid()
         slot.notes.state = State.ADOPTED
         loan = _Loan(place, ledger, ref.generation)
-        loan.given = ledger.read()
+        loan.given = ledger.take_back()
         self._connect(slot)
         place.loans[ref.slot] = loan
         self._loans[slot] = loan

@@ -325,11 +325,12 @@ class Engine:
         is_forgotten = self._calls.unregister(mine, channel)
         if len(mine) < len(slots) or not is_forgotten:
             self._is_known = True
+        unused: list[str] = []
         for slot in slots:
             slot.leased = slot.leased and not slot.is_lent
+            unused += slot.left_to_others
             slot.close(leave=self._is_known)
         self._remains.difference_update(slots)
-        unused: list[str] = []
         if not self._remains:
             self.pool.on_wait = None
             unused += self.memory.close(leave=self._is_known)

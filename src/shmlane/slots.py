@@ -123,6 +123,7 @@ class Slot:
         "notes",
         "obsolete",
         "outgrown",
+        "outlived",
         "outputs",
         "own_id",
         "prepared",
@@ -164,6 +165,7 @@ class Slot:
         self.obsolete: list[str] = []
         self.doubtful: list[str] = []
         self.outgrown: list[Memory] = []
+        self.outlived: list[str] = []
         self.extensions: dict[str, Registration] = {}
         self.watches: list[RootWatch] = []
         self.inputs: dict[str, Tensor] = {}
@@ -330,8 +332,20 @@ class Slot:
         Until then their names stay: they tell whoever cleans up what to take back.
         """
         while self.outgrown and not self.obsolete:
-            self.outgrown[-1].close()
+            region = self.outgrown[-1]
+            if not region.is_owned:
+                self.outlived.append(region.name)
+            region.close()
             self.outgrown.pop()
+
+    @property
+    def left_to_others(self) -> list[str]:
+        """Regions that tensors left, whose names are another process's to remove.
+
+        That one may have found them in use here: whoever is last has to look.
+        """
+        left = [each.name for each in self.outgrown if not each.is_owned]
+        return [*self.outlived, *left]
 
     def renew_registrations(self) -> None:
         """The server forgot or may have forgotten this slot: all names anew."""
