@@ -111,6 +111,10 @@ class Outcomes(Generic[T]):
             # The error holds this frame, and with it what its other frames hold.
             del outcome
 
+    def clear(self) -> None:
+        """Nothing more is taken."""
+        self._ready.clear()
+
     def __repr__(self) -> str:
         of = "" if self.total is None else f" of {self.total}"
         failed = f", {self.failed} failed" if self.failed else ""

@@ -270,7 +270,7 @@ class AsyncSession(AsyncHost):
             timeout=timeout,
             options=options,
         )
-        return AsyncStream(AsyncCourse(plan, items, self).run(), plan.outcomes)
+        return AsyncStream(AsyncCourse(plan, items, self), plan.outcomes)
 
     async def _begin_lease(self) -> tuple[AsyncLease, AsyncShell]:
         lease = await self.lease()

@@ -7,12 +7,8 @@ in which order results leave (`outcomes`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Iterable,
-)
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
@@ -35,15 +31,14 @@ class AsyncStream(AsyncIterator[R]):
     items have a length.
     """
 
-    def __init__(
-        self, run: AsyncGenerator[R | Exception, None], outcomes: Outcomes[R]
-    ) -> None:
-        self._run = run
+    def __init__(self, course: AsyncCourse[Any, Any, R], outcomes: Outcomes[R]) -> None:
+        self._course = course
         self._outcomes = outcomes
 
     async def __anext__(self) -> R:
+        """The next result. Cancelled, it is asked for again by the next call."""
         # An error is there only if it was asked for.
-        return cast(R, await anext(self._run))
+        return cast(R, await self._course.next())
 
     def __len__(self) -> int:
         return self._outcomes.length
@@ -63,7 +58,7 @@ class AsyncStream(AsyncIterator[R]):
 
     async def close(self) -> None:
         """Begin no more; slots in flight come back with their late replies."""
-        await self._run.aclose()
+        await self._course.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,6 +70,11 @@ class AsyncStream(AsyncIterator[R]):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        course = getattr(self, "_course", None)
+        if course is not None:
+            course.abandon()
 
     def __repr__(self) -> str:
         return f"<AsyncStream {self._outcomes!r}>"
@@ -89,7 +89,7 @@ class AsyncStreamHost(Protocol[L_co]):
 
 
 class AsyncCourse(Generic[L, I, R]):
-    """One run of a stream, in the task that asks for its results."""
+    """One run of a stream: tasks that make results, and whoever asks for them."""
 
     def __init__(
         self,
@@ -109,29 +109,49 @@ class AsyncCourse(Generic[L, I, R]):
         self._failure: Exception | None = None
         self._leased = 0
         self._threads = plan.threads()
+        self._tasks: list[asyncio.Task[None]] | None = None
 
-    async def run(self) -> AsyncGenerator[R | Exception, None]:
-        """Begins nothing before the first result is asked for."""
-        count = self._plan.in_flight
-        tasks = [asyncio.create_task(self._work()) for _ in range(count)]
-        outcomes = self._outcomes
+    async def next(self) -> R | Exception:
+        """The next result, `StopAsyncIteration` after the last one.
+
+        Begins nothing before the first is asked for. Cancelled, nothing is lost: it can
+        be called again. An error that it raises is the end.
+        """
+        if self._tasks is None:
+            count = self._plan.in_flight
+            self._tasks = [asyncio.create_task(self._work()) for _ in range(count)]
+        while not self._outcomes.is_ready:
+            if all(task.done() for task in self._tasks):
+                await self.close()
+                self._raise_failure()
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
         try:
-            while outcomes.is_ready or not all(task.done() for task in tasks):
-                if outcomes.is_ready:
-                    yield outcomes.take()
-                    self._room.set()
-                else:
-                    await self._news.wait()
-                    self._news.clear()
-            self._raise_failure()
-            for task in tasks:
-                task.result()
+            return self._outcomes.take()
+        except BaseException:
+            await self.close()
+            raise
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if self._threads is not None:
-                self._threads.shutdown(wait=False)
+            self._room.set()
+
+    async def close(self) -> None:
+        """Begin no more; once this is over, no task has a slot any more."""
+        tasks, self._tasks = self._tasks, []
+        self._outcomes.clear()
+        for task in tasks or ():
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def abandon(self) -> None:
+        """As `close`, by whoever drops a stream, in any thread; does not wait."""
+        for task in self._tasks or ():
+            # In a loop that was closed, no task goes on anyway.
+            with contextlib.suppress(RuntimeError):
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def _work(self) -> None:
         """Take item after item until there are none."""
