@@ -74,7 +74,8 @@ class ControlServer:
         return near
 
     def _serve(self, far: socket.socket) -> None:
-        with far:
+        # A client on a busy machine may have no more patience, and be gone.
+        with far, contextlib.suppress(ConnectionError):
             while data := far.recv(65536):
                 reply = self._reply(Request.read(data).line)
                 if not reply:
