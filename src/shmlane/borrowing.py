@@ -18,7 +18,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from .claims import Hold
-from .errors import UsageError
+from .errors import PoolClosed, UsageError
 from .handoff import SlotRef
 from .header import RegionHeader
 from .layout import SlotLayout
@@ -124,6 +124,8 @@ class Borrower:
         """
         self.settle()
         with self._lock:
+            if self._closed:
+                raise PoolClosed("the session is closed.")
             place = self._place(ref)
             if ref.slot in place.loans:
                 raise expired(ref, "it was adopted by this session")

@@ -299,10 +299,13 @@ class Engine:
 
     def _idle(self, *, at_exit: bool) -> set[Slot]:
         """What remains of the session and is held by no lease."""
+        # Until then it may still come back.
+        is_gone = self.lender.has_stopped
         held = {
             slot
             for slot in tuple(self._remains)
-            if slot.is_lent or (slot.server_hold and (at_exit or not slot.leased))
+            if (slot.is_lent and is_gone)
+            or (slot.server_hold and (at_exit or not slot.leased))
         }
         return held | self._remains.intersection(self.pool.take_all())
 

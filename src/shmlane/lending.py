@@ -142,6 +142,11 @@ class Lender(Background):
 
     # --- coming back ------------------------------------------------------------------
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether what is out now is not expected back any more."""
+        return self._stopping
+
     def has_out(self, ref: SlotRef) -> bool:
         """Whether the slot is one of this session's, and out."""
         return (ref.region, ref.slot) in self._out
@@ -153,6 +158,8 @@ class Lender(Background):
         somebody adopted it, or it was not handed over by this reference.
         """
         with self._handing:
+            if self._stopping:
+                raise PoolClosed("the session is closed.")
             loan = self._out.get((ref.region, ref.slot))
             if loan is None:
                 raise expired(ref, "it has come back")

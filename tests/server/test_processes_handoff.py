@@ -21,6 +21,7 @@ from shmlane import (
     UsageError,
 )
 from shmlane.header import RegionHeader
+from shmlane.inventory import list_regions
 from shmlane.records import State
 from shmlane.server import TritonServer
 from tests.others import Other, Told, other
@@ -56,6 +57,10 @@ def ask(consumer: Other, ref: SlotRef) -> float:
     """What the consumer is answered to a slot that was handed to it."""
     answer: float = consumer.ask(f"infer(session, {str(ref)!r})")
     return answer
+
+
+def files_made_by(process: Other) -> set[str]:
+    return {each.name for each in list_regions() if each.pid == process.pid}
 
 
 # --- there and back -------------------------------------------------------------------
@@ -353,6 +358,7 @@ def test_what_outgrew_its_block_is_handed_over_too(
 def test_what_grows_with_its_borrower_stays_so_at_home(
     server: TritonServer, consumer: Other
 ) -> None:
+    made = files_made_by(consumer)
     with open_sink(server, slots=1) as home:
         for size in (5000, 5000, 12000, 100):
             with home.lease() as lease:
@@ -367,7 +373,10 @@ def test_what_grows_with_its_borrower_stays_so_at_home(
         # There was room already: no region was made for it.
         assert home.stats().growths == 0
         all_free(home)
+        # The smaller block is gone; the larger one is the home's.
+        assert len(files_made_by(consumer) - made) == 1
     assert consumer.ask("session.stats().growths") == 2
+    assert files_made_by(consumer) == made
 
 
 # --- what holds a slot ----------------------------------------------------------------
@@ -453,3 +462,19 @@ def test_an_array_of_many_slots_round_and_round(
             assert answers == [round_ * 10 + n for n in range(4)]
         all_free(home)
     assert np.all(np.array(answers) >= 70)
+
+def test_a_lease_released_while_its_session_closes_ends_nothing_that_is_out(
+    server: TritonServer,
+) -> None:
+    """What is lent may still come back until the close has waited for all others."""
+    with Session(server.http_url, "sink", slots=1) as borrower:
+        home = open_sink(server, slots=2)
+        ref = filled(home, 3)
+        lease = home.lease()
+        with borrower.adopt(ref) as adopted:
+            home._begin_to_close()
+            lease.release()
+            assert adopted.infer()["OUTPUT__0"] == [3]
+        home.close()
+    assert not Path("/dev/shm", ref.region).exists()
+    assert not [name for name in registered(server) if ref.region in name]
