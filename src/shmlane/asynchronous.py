@@ -208,7 +208,8 @@ class AsyncShell:
                 repair = self._shell.repair
                 await self._work_in_time(lease, flight, repair, flight, outcome)
         finally:
-            flight.is_over = True
+            # A thread that goes on with it may send it yet.
+            flight.is_over = lease.held is not None
             self._running -= 1
             if self._is_closing:
                 self._close_if_idle()

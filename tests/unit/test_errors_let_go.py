@@ -142,7 +142,7 @@ async def test_in_what_fills_the_slots_of_a_task(
 
 
 @in_a_loop
-async def test_in_what_went_on_when_its_task_was_cancelled(
+async def test_in_what_went_on_when_its_stream_was_closed(
     server: ScriptedServer,
 ) -> None:
     has_begun, may_go_on = threading.Event(), threading.Event()
@@ -159,6 +159,7 @@ async def test_in_what_went_on_when_its_task_was_cancelled(
         task = asyncio.ensure_future(anext(stream))
         await comes(has_begun.is_set, "the thread has begun")
         await cancel(task)
+        await stream.close()
         may_go_on.set()
         await becomes(session, "free")
 
