@@ -164,7 +164,9 @@ def test_a_slot_goes_from_hand_to_hand_and_home(
         ref = lease.detach()
     consumer.ask(f"lease = session.adopt(SlotRef.parse({str(ref)!r}))")
     consumer.ask("lease['INPUT__0'].fill(11)")
-    ref = SlotRef.parse(consumer.ask("str(lease.detach())"))
+    old, ref = ref, SlotRef.parse(consumer.ask("str(lease.detach())"))
+    with pytest.raises(HandoffExpired, match="another reference"):
+        home.adopt(old)
     with Session(server.http_url, "sink", slots=1) as session:
         with session.adopt(ref) as lease:
             assert lease.infer()["OUTPUT__0"] == [11]
