@@ -232,13 +232,17 @@ class Borrower:
 
     def give_up(self, slot: Slot) -> None:
         """Let go of a slot that the server still holds: its home has it drained."""
-        if slot.channel is not None:
-            slot.channel.close()
-            slot.channel = None
+        self._hang_up(slot)
         with self._lock:
             if slot in self._loans:
                 self._let_go(self._loans[slot])
         self.settle()
+
+    @staticmethod
+    def _hang_up(slot: Slot) -> None:
+        if (channel := slot.channel) is not None:
+            slot.channel = None
+            channel.close()
 
     def settle(self) -> None:
         """Return what has come, unless the holder of the lock will.
@@ -256,7 +260,12 @@ class Borrower:
     def _finish(self, slot: Slot) -> None:
         """Return a slot if nothing is on it. Done twice, it is done once."""
         loan = self._loans.get(slot)
-        if loan is None or self._is_disowned or not self._is_at_rest(slot):
+        if loan is None or self._is_disowned:
+            return
+        if not self._is_at_rest(slot):
+            if self._closed:
+                # Only views have it, and nobody may ever see them die.
+                self._hang_up(slot)
             return
         locks = loan.place.region.locks
         if loan.has_begun and not locks.take(slot.index, Hold.BORROWER):
@@ -304,6 +313,8 @@ class Borrower:
         for slot in self.slots:
             if slot.server_hold and not slot.leased:
                 self.give_up(slot)
+            elif not slot.leased:
+                self._hang_up(slot)
         self.settle()
         if not self._lock.locked():
             with self._lock:
