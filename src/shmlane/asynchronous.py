@@ -129,7 +129,7 @@ class AsyncShell:
         self._is_closing = False
         self._is_closed = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="shmlane")
-        self._board: Board[Landing] = Board()
+        self._board: Board[Landing] = Board.open()
         loop.add_reader(self._board.fileno(), self._take_in)
 
     def check_loop(self) -> None:

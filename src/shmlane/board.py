@@ -8,12 +8,13 @@ time, but for `ring`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import select
 import socket
 import sys
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
-from .errors import UnsupportedPlatform
+from .errors import TransportError, UnsupportedPlatform
 
 T = TypeVar("T")
 
@@ -60,6 +61,22 @@ class Board(Generic[T]):
                 end.setblocking(False)
             self._poller.register(self._rung.fileno(), _READABLE)
             self._opened = opened.pop_all()
+
+    @classmethod
+    def open(cls) -> Self:
+        """One for a caller, who is told what to do where there can be none."""
+        try:
+            return cls()
+        except OSError as error:
+            raise TransportError(
+                "the connections of requests in flight cannot be watched:"
+                f" {error.strerror or error}.",
+                hint="This process has no descriptor left: see ulimit -n, or use fewer"
+                " sessions."
+                if error.errno in (errno.EMFILE, errno.ENFILE)
+                else "",
+                errno=error.errno,
+            ) from error
 
     @property
     def is_empty(self) -> bool:

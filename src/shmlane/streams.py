@@ -160,7 +160,7 @@ class Course(Generic[L, I, R]):
 
     def run(self) -> Generator[R | Exception, None, None]:
         """Begins nothing, and needs no descriptor, before the first is asked for."""
-        with contextlib.closing(Board[Passage[L]]()) as self._board:
+        with contextlib.closing(Board[Passage[L]].open()) as self._board:
             try:
                 if (threads := self._plan.threads()) is not None:
                     self._workshop = Workshop(threads, self._board)

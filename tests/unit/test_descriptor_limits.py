@@ -110,6 +110,44 @@ with session() as made, made.lease():
     assert not server.regions
 
 
+def test_a_stream_cannot_begin_and_begins_later(server: ScriptedServer) -> None:
+    run_python(
+        COMMON
+        + """
+items = [{"INPUT__0": np.full((1, 1, 1, 4), value, np.float32)} for value in range(5)]
+with session() as s:
+    s.warmup()
+    with descriptors(2), refused(shmlane.TransportError):
+        next(s.stream(items))
+    all_free(s)
+    assert [each["OUTPUT__0"] for each in s.stream(items)] == [0, 1, 2, 3, 4]
+    all_free(s)
+""",
+        server.url,
+    )
+
+
+def test_a_session_of_an_event_loop_cannot_enter_it_and_leaves_nothing(
+    server: ScriptedServer,
+) -> None:
+    run_python(
+        COMMON
+        + """
+import asyncio
+
+async def main():
+    made = shmlane.AsyncSession(sys.argv[1], "sink")
+    made._open_once()
+    with descriptors(2), refused(shmlane.TransportError):
+        await made.open()
+
+asyncio.run(main())
+""",
+        server.url,
+    )
+    assert server.regions == {}
+
+
 def test_a_lease_that_cannot_grow_goes_on(server: ScriptedServer) -> None:
     run_python(
         f"""{COMMON}
