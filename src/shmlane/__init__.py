@@ -46,11 +46,11 @@ from .lease_blocking import Lease
 from .leases import Result
 from .metadata import ModelMetadata, TensorSpec
 from .options import RequestOptions
+from .outcomes import Stream
 from .regions import RegionOptions
 from .session import Session
 from .session_async import AsyncSession
 from .stats import SessionStats
-from .streams import Stream
 from .streams_async import AsyncStream
 from .timing import Timeouts
 

@@ -1,14 +1,15 @@
 """What has become of the items of a stream, until it is asked for.
 
-Owns the order in which results leave, how many may wait to, and when an error is
-raised. Refuses to know how results are made.
+Owns the order in which results leave, how many may wait to, when an error is raised,
+and what callers hold of a stream. Refuses to know how results are made.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import Generic, Self, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -119,3 +120,59 @@ class Outcomes(Generic[T]):
         of = "" if self.total is None else f" of {self.total}"
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.taken}{of} done{failed}"
+
+
+class Stream(Iterator[T]):
+    """Results of a stream, made as they are asked for; see `Session.stream`.
+
+    Belongs to one thread at a time. `len` tells how many results there will be, where
+    the items have a length, so that progress bars know.
+    """
+
+    def __init__(
+        self, run: Generator[T | Exception, None, None], outcomes: Outcomes[T]
+    ) -> None:
+        self._run = run
+        self._outcomes = outcomes
+
+    def __iter__(self) -> Iterator[T]:
+        # A loop needs no call of ours for each result.
+        return cast(Iterator[T], self._run)
+
+    def __next__(self) -> T:
+        # An error is there only if it was asked for.
+        return cast(T, next(self._run))
+
+    def __len__(self) -> int:
+        return self._outcomes.length
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def done(self) -> int:
+        """How many results have been handed out, errors included."""
+        return self._outcomes.taken
+
+    @property
+    def failed(self) -> int:
+        """How many items have come to an error so far."""
+        return self._outcomes.failed
+
+    def close(self) -> None:
+        """Begin no more; slots in flight come back with their late replies."""
+        self._run.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Stream {self._outcomes!r}>"

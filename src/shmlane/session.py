@@ -20,7 +20,7 @@ from .lease_blocking import Lease
 from .leases import Result
 from .metadata import Array, ModelMetadata
 from .options import RequestOptions
-from .outcomes import Progress
+from .outcomes import Progress, Stream
 from .session_base import (
     BaseSession,
     State,
@@ -30,7 +30,7 @@ from .session_base import (
 from .settings import checked_count
 from .slots import Slot
 from .stream_plan import StreamPlan
-from .streams import Course, Stream
+from .streams import Course
 from .tensors import COUNTS_ARE_EXACT
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
 

@@ -12,8 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, cast
+from typing import Generic, Protocol, TypeVar
 
 from .blocking import BlockingShell
 from .board import Board
@@ -22,7 +21,6 @@ from .exchange import Answer, Exchange, Verdict
 from .flights import Flight, Timetable
 from .leases import BaseLease, Result
 from .options import RequestOptions
-from .outcomes import Outcomes
 from .slots import Slot
 from .stream_plan import StreamPlan
 from .timing import Timeout
@@ -70,62 +68,6 @@ class Passage(Flight, Generic[L]):
         self.item = item
         # Whatever was read before expires.
         self.epoch = slot.epoch = slot.epoch + 1
-
-
-class Stream(Iterator[R]):
-    """Results of a stream, made as they are asked for; see `Session.stream`.
-
-    Belongs to one thread at a time. `len` tells how many results there will be, where
-    the items have a length, so that progress bars know.
-    """
-
-    def __init__(
-        self, run: Generator[R | Exception, None, None], outcomes: Outcomes[R]
-    ) -> None:
-        self._run = run
-        self._outcomes = outcomes
-
-    def __iter__(self) -> Iterator[R]:
-        # A loop needs no call of ours for each result.
-        return cast(Iterator[R], self._run)
-
-    def __next__(self) -> R:
-        # An error is there only if it was asked for.
-        return cast(R, next(self._run))
-
-    def __len__(self) -> int:
-        return self._outcomes.length
-
-    def __bool__(self) -> bool:
-        return True
-
-    @property
-    def done(self) -> int:
-        """How many results have been handed out, errors included."""
-        return self._outcomes.taken
-
-    @property
-    def failed(self) -> int:
-        """How many items have come to an error so far."""
-        return self._outcomes.failed
-
-    def close(self) -> None:
-        """Begin no more; slots in flight come back with their late replies."""
-        self._run.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<Stream {self._outcomes!r}>"
 
 
 class Course(Generic[L, I, R]):
