@@ -68,7 +68,8 @@ class Lease(LendingLease):
         until that is released or dropped. What `infer` raises, the future raises,
         except for `InputMissing` and `UsageError`. It waits for the server's reply, not
         for a thread to run: cancelling it works until then, and the slot comes back
-        with the late reply. Making a connection may keep this waiting.
+        with the late reply. Making a connection may keep this waiting. Callbacks run in
+        the one thread that reads replies: they must not wait for other requests.
         """
         return self._submit(OwnedResult, timeout, options)
 

@@ -255,9 +255,10 @@ class Session(BaseSession):
         timeout: seconds for each inference, from the moment that its inputs are filled.
 
         Requests are sent and replies read while results are asked for, and at no other
-        time. Leaving the loop early, or `close`, leaves the slots in flight to come
-        back with their late replies. Raises `UsageError`, and what `lease`, `write`,
-        `read` and `Lease.infer` raise.
+        time: for slots to use meanwhile, leave some with in_flight. Leaving the loop
+        early, or `close`, leaves the slots in flight to come back with their late
+        replies. Raises `UsageError`, and what `lease`, `write`, `read` and
+        `Lease.infer` raise.
         """
         plan = StreamPlan(
             items,
