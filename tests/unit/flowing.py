@@ -170,7 +170,7 @@ def unharmed(pair: Pair) -> Iterator[None]:
     is_idle(session)
     gc.collect()
     eventually(lambda: open_descriptors() <= before, "descriptors are closed")
-    assert threading.active_count() <= threads
+    eventually(lambda: threading.active_count() <= threads, "threads have ended")
     values = list(session.stream(range(9), write=fill, read=number_of))
     assert values == list(range(9))
 
