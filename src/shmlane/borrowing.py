@@ -142,6 +142,22 @@ class Borrower:
         self.settle()
         return loan.given
 
+    def has_open(self, ref: SlotRef) -> bool:
+        return ref.region in self._places
+
+    def open(self, ref: SlotRef) -> None:
+        """Open the region of a slot that is to be adopted; raises what `adopt` raises.
+
+        It waits while somebody removes that region, and keeps nobody else waiting.
+        """
+        place = self._open(ref)
+        with self._lock:
+            if not self._closed and not self.has_open(ref):
+                self._close_idle()
+                self._places[ref.region] = place
+                return
+        place.close()
+
     def _begin(self, place: _Place, ref: SlotRef) -> _Loan:
         """With the borrower's lock."""
         assert place.layout is not None
@@ -151,7 +167,7 @@ class Borrower:
         slot.notes.borrower = os.getpid()
         slot.notes.state = State.ADOPTED
         loan = _Loan(place, ledger, ref.generation)
-        loan.given = ledger.take_back()
+        loan.given = ledger.read()
         self._connect(slot)
         place.loans[ref.slot] = loan
         self._loans[slot] = loan

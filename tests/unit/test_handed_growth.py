@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from shmlane import Lease, Session, SlotRef
-from shmlane.testing import ScriptedServer
-from tests.unit.one_slot import INPUT, OUTPUT, files_of, serving
+from shmlane import InferFailed, InferTimeout, Lease, Session, SlotRef
+from shmlane.inventory import clean_up
+from shmlane.testing import Delay, ScriptedServer
+from tests.sessions import all_free
+from tests.unit.one_slot import INPUT, OUTPUT, files_of, one_slot, serving
 
 _SESSIONS = 3
 _STEPS = 5
@@ -77,4 +80,35 @@ def test_what_a_slot_grew_out_of_is_removed_whoever_closes_last(
         assert all(session.stats().free == 1 for session in sessions)
         for session in dice.sample(sessions, _SESSIONS):
             session.close()
+    assert files_of(server) == []
+
+
+def test_a_borrower_that_gives_up_leaves_what_it_grew_out_of_to_the_home(
+    server: ScriptedServer,
+) -> None:
+    """The home goes on where the slot lay before, as after a borrower's death."""
+    go = threading.Event()
+    with one_slot(server.url) as home:
+        with home.lease() as lease:
+            lease.write(INPUT, np.full((1, 1, 1, 100), 1, np.float32))
+            ref = lease.detach()
+        with one_slot(server.url, limit=0.2) as borrower, borrower.adopt(ref) as lease:
+            lease.write(INPUT, np.full((1, 1, 1, 5000), 2, np.float32))
+            server.script(Delay(go))
+            with pytest.raises(InferTimeout):
+                lease.infer()
+            lease.release()
+            borrower.close(wait=False)
+        go.set()
+        all_free(home)
+        server.unregister_all()
+        with home.lease() as lease:
+            # Not larger than it was before, so that it lies where it lay.
+            lease.write(INPUT, np.full((1, 1, 1, 100), 3, np.float32))
+            with contextlib.suppress(InferFailed):
+                # The first reply of this size may not fit.
+                lease.infer()
+            assert (lease.infer()[OUTPUT] == 3).all()
+    # What the server was still using had to stay for whoever comes next.
+    clean_up(only=server.url)
     assert files_of(server) == []
