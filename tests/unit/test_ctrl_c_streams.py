@@ -64,6 +64,9 @@ def test_ctrl_c_at_any_moment_loses_no_slot(
 ) -> None:
     _, session = pair
     use(session)
+    # The server has accepted both connections by then.
+    all_slots_serve(session, 0)
+    is_idle(session)
     before, threads = open_descriptors(), threading.active_count()
     moments = every(lambda moment: CtrlC(lambda: use(session), moment))
     for number, _ in enumerate(moments):
