@@ -298,6 +298,8 @@ class AsyncSession(AsyncHost):
     async def adopt(self, ref: SlotRef) -> AsyncLease:
         """As `Session.adopt`."""
         engine = await self._ensure_open()
+        if engine.passing.needs_opening(ref):
+            await self._opened_shell().run(functools.partial(engine.passing.open, ref))
         lease = AsyncLease(self, None)
         lease._adopt(engine, ref)
         return lease

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import sys
 import threading
@@ -19,13 +20,13 @@ import numpy as np
 import pytest
 
 import shmlane.testing
-from shmlane import AsyncSession, AsyncStream, RequestOptions, Timeouts
+from shmlane import AsyncSession, AsyncStream, RequestOptions, SlotRef, Timeouts
 from shmlane.endpoint import Endpoint
 from shmlane.memory import SessionMemory
 from shmlane.testing import Delay, FakeModel, ScriptedServer
 from tests.fault_proxy import FaultProxy
 from tests.sessions import Array, frame
-from tests.unit.one_slot import INPUT, OUTPUT, serving
+from tests.unit.one_slot import INPUT, OUTPUT, one_slot, serving
 from tests.unit.tasks import (
     Pulse,
     asking,
@@ -267,7 +268,32 @@ async def test_spare_slots_that_are_made_slowly(
             np.testing.assert_array_equal(kept, frame(1))
 
 
+@in_a_loop
+async def test_a_slot_whose_region_somebody_wants_to_remove(
+    server: ScriptedServer,
+) -> None:
+    async with asking(server.url) as session, pulse() as others:
+        with one_slot(server.url) as home, home.lease() as filled:
+            filled[INPUT][...] = frame(1)
+            ref = filled.detach()
+        with locked(ref):
+            task = asyncio.create_task(session.adopt(ref))
+            await others.goes_on()
+            assert not task.done()
+        async with await task as lease:
+            np.testing.assert_array_equal((await lease.infer())[OUTPUT], frame(1))
+        await serves_right(session)
+
+
 # --- tools ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def locked(ref: SlotRef) -> Iterator[None]:
+    """As by who cleans up, while a server is asked to forget a dead region."""
+    with open(f"/dev/shm/{ref.region}") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 async def use(session: AsyncSession) -> None:
