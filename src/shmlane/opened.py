@@ -15,7 +15,7 @@ import stat
 
 from .claims import OwnerLock, SlotLocks
 from .errors import RegionError
-from .regions import PREFIX, MappedFile
+from .regions import PREFIX, MappedFile, touch
 
 _NAME = re.compile(re.escape(PREFIX) + r"[0-9a-f]{16}")
 
@@ -96,6 +96,11 @@ class OpenedRegion(MappedFile):
         """All bytes, to be read."""
         view: memoryview = self.array(0, self.nbytes).data
         return view.toreadonly()
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Map pages now that would be mapped one by one as they are used."""
+        if self._mapping is not None:
+            touch(self._mapping, offset, nbytes)
 
     def take_over(self) -> None:
         """Have `close` remove the name: the process that made it leaves that to us."""

@@ -312,7 +312,7 @@ def _fill(fd: int, mapping: mmap.mmap, options: RegionOptions) -> None:
     if options.hugepages == "auto" and _mount_advises_huge_pages():
         # Reserving first would take small pages, which stay small.
         mapping.madvise(mmap.MADV_HUGEPAGE)
-        _touch(mapping)
+        touch(mapping)
     nbytes = len(mapping)
     for offset in range(0, nbytes, _RESERVE_BYTES):
         try:
@@ -323,15 +323,16 @@ def _fill(fd: int, mapping: mmap.mmap, options: RegionOptions) -> None:
             ours = os.fstat(fd).st_blocks * _BLOCK_BYTES
             raise out_of_memory(nbytes, free_bytes(fd) + ours) from error
     if options.prefault:
-        _touch(mapping)
+        touch(mapping)
     if options.lock:
         _lock_pages(mapping)
 
 
-def _touch(mapping: mmap.mmap) -> None:
+def touch(mapping: mmap.mmap, start: int = 0, nbytes: int | None = None) -> None:
     """Map every page. Kernels before 5.14 cannot be asked to: the first use does it."""
     with contextlib.suppress(OSError):
-        mapping.madvise(_MADV_POPULATE_WRITE)
+        length = len(mapping) - start if nbytes is None else nbytes
+        mapping.madvise(_MADV_POPULATE_WRITE, start, length)
 
 
 def _mount_advises_huge_pages() -> bool:

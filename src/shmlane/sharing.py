@@ -111,6 +111,7 @@ class Claims:
         return True
 
     def _slot(self, index: int) -> Slot:
+        self.region.populate(self._header.slot_offset(index), self._header.stride)
         slot = Slot(index, self.region, self._header, self.layout)
         notes = slot.notes
         # What was handed over by the last owner is not to be adopted any more.
