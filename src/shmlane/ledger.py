@@ -115,24 +115,37 @@ class Ledger:
 
     def take_back(self) -> int:
         """As `read`; what tensors moved to is ours to remove from now on."""
+        # What they have moved away from meanwhile was ours before.
+        self._take_over()
         given = self.read()
+        self._take_over()
+        return given
+
+    def _take_over(self) -> None:
         for registration in self.slot.extensions.values():
             registration.region.take_over()
-        return given
 
     def reclaim(self) -> None:
         """The process that had the slot died: its tensors are as they were before.
 
         Nobody knows whether it registered anew what they had moved to.
         """
-        read_registration(self.slot)
+        slot, before = self.slot, self.slot.generation
+        read_registration(slot)
         # It may have written half of the entries.
         self._seen, self._places = b"", None
-        slot = self.slot
+        for registration in slot.extensions.values():
+            slot.obsolete.append(registration.name)
+            # All names and keys that it can have used, each with a generation.
+            for generation in range(before + 1, slot.generation + 1):
+                registration.renew(generation)
+                registration.respell()
+                slot.obsolete.append(registration.name)
+                slot.doubtful.append(registration.name)
         for registration in slot.extensions.values():
             slot.generation += 1
-            slot.obsolete.append(registration.name)
             registration.renew(slot.generation)
+            registration.respell()
             registration.region.take_over()
             slot.prepared = None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shmlane import Lease, ServerUnreachable, Session, SlotRef, Timeouts
+from shmlane import InferTimeout, Lease, ServerUnreachable, Session, SlotRef, Timeouts
 from shmlane.testing import Delay, ScriptedServer
 from tests.polling import eventually
 from tests.sessions import all_free
@@ -76,3 +76,26 @@ def test_whoever_has_the_slot_next_uses_another_name(
             with another.adopt(ref) as lease:
                 assert answers(lease, 2)
         all_free(home)
+
+
+def test_borrowers_that_gave_up_leave_names_and_keys_that_nobody_uses_again(
+    server: ScriptedServer,
+) -> None:
+    """Each has registered memory of the home's, and died before it could tell."""
+    with session(server) as home:
+        for value in range(1, 4):
+            go = threading.Event()
+            with home.lease() as lease:
+                fill(lease, LARGE, value)
+                ref = lease.detach()
+            with session(server, infer=0.2) as borrower:
+                server.script(Delay(go))
+                with borrower.adopt(ref) as lease, pytest.raises(InferTimeout):
+                    lease.infer()
+                borrower.close(wait=False)
+            go.set()
+            all_free(home)
+        with home.lease() as lease:
+            fill(lease, LARGE, 9)
+            assert answers(lease, 9)
+    assert server.regions == {}
