@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from shmlane import Lease, Session
 from tests.chaos import flows, futures
@@ -21,23 +21,27 @@ from tests.chaos.habits import (
     some_wait,
     what_is_kept,
 )
+from tests.chaos.handing import Handing, Way
 from tests.chaos.lanes import INPUT, OUTPUT, Lane
+from tests.chaos.letters import Letterbox
 from tests.chaos.tokens import filled
 from tests.chaos.witness import Witness
-
-Way = Callable[[Witness, Lane[Session], random.Random], None]
 
 
 class Caller:
     """Calls at random, from any number of threads."""
 
-    def __init__(self, lanes: Sequence[Lane[Session]], witness: Witness) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane[Session]], witness: Witness, letters: Letterbox
+    ) -> None:
         self._lanes = lanes
         self._witness = witness
+        handing = Handing(letters, _WAYS_OF_A_VISIT[0])
+        self._ways: list[Way] = [*_WAYS, handing.give, handing.take, handing.attach]
 
     def act(self, dice: random.Random) -> None:
         """One call, and a look at a kept view. Never raises."""
-        (way,), lane = dice.choices(*_WAYS), dice.choice(self._lanes)
+        (way,), lane = dice.choices(self._ways, _WEIGHTS), dice.choice(self._lanes)
         with self._witness.excusing(lane):
             way(self._witness, lane, dice)
         self._witness.glance(dice)
@@ -93,18 +97,17 @@ def _infer(
     asked.used(output)
 
 
-_WAYS: tuple[list[Way], list[int]] = (
-    [
-        ask_in_place,
-        ask_by_copy,
-        futures.submit_copies,
-        futures.submit_leases,
-        flows.stream,
-        drop_the_lease,
-        visit,
-    ],
-    [40, 22, 10, 14, 10, 3, 1],
+_WAYS: tuple[Way, ...] = (
+    ask_in_place,
+    ask_by_copy,
+    futures.submit_copies,
+    futures.submit_leases,
+    flows.stream,
+    drop_the_lease,
+    visit,
 )
+# Of these, and of giving, taking and attaching.
+_WEIGHTS = (32, 18, 10, 13, 10, 3, 1, 5, 12, 2)
 _WAYS_OF_A_VISIT: tuple[list[Way], list[int]] = (
     [ask_in_place, futures.leave_in_flight, flows.stream],
     [50, 30, 20],

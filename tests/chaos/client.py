@@ -27,12 +27,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from shmlane import AsyncSession, SessionStats, ShmlaneError
 from shmlane.session_base import BaseSession
 from tests.chaos.caller import Caller
 from tests.chaos.gate import Gate
-from tests.chaos.lanes import Lane, make_async_lanes, make_lanes
+from tests.chaos.lanes import SHARED, Lane, make_async_lanes, make_lanes
+from tests.chaos.letters import Letterbox
 from tests.chaos.loop import Loop
 from tests.chaos.machine import Usage
 from tests.chaos.rest import Rest
@@ -53,6 +55,7 @@ OPEN_WITHIN = 60.0
 ORDERED_WITHIN = 60.0
 
 _TICK = 0.2
+_LOOK = 0.05
 _MEAN_THOUGHT = 0.008
 _PR_SET_PDEATHSIG = 1
 
@@ -62,10 +65,11 @@ class Plan:
     """What the conductor tells a client at its start.
 
     urls: the server, straight; through what comes between, over TCP and over a Unix
-        socket.
+        socket. letters: the folder in which clients leave them for each other.
     """
 
     urls: Sequence[str]
+    letters: str
     number: int
     seed: str
     conductor: int
@@ -127,7 +131,8 @@ class Client:
         )
         self._lanes = make_lanes(*plan.urls)
         self._rest = Rest(self._lanes, witness)
-        self._caller = Caller(self._lanes, witness)
+        self._letters = Letterbox(Path(plan.letters))
+        self._caller = Caller(self._lanes, witness, self._letters)
         self._threads = [
             threading.Thread(target=self._call_on, args=(self._dice(number),))
             for number in range(THREADS)
@@ -135,7 +140,7 @@ class Client:
         self._async_lanes = make_async_lanes(*plan.urls)
         self._async_rest = AsyncRest(self._async_lanes, witness)
         self._loop = Loop(
-            AsyncCaller(self._async_lanes, witness).act,
+            AsyncCaller(self._async_lanes, witness, self._letters).act,
             [self._dice(f"task {number}") for number in range(TASKS)],
             self._gate,
             self._tally,
@@ -149,6 +154,7 @@ class Client:
         self._loop.start()
         for each in self._async_lanes:
             self._open(each, functools.partial(self._open_in_loop, each.session))
+        self._open(self._lanes[0], self._share)
         for thread in self._threads:
             thread.start()
         self._gate.open()
@@ -167,13 +173,17 @@ class Client:
             else:
                 return
 
+    def _share(self) -> None:
+        session = self._lanes[0].session
+        self._letters.publish(str(session.share(slots=SHARED)))
+
     def _open_in_loop(self, session: AsyncSession) -> None:
         self._loop.call(session.open(wait=OPEN_WITHIN))
 
     def end(self) -> None:
         self._calm()
+        # Nobody calls any more: a slot that was given away now would stay behind.
         self._ending.set()
-        self._gate.open()
         for thread in self._threads:
             thread.join(HANG)
         for lane in self._lanes:
@@ -240,7 +250,9 @@ class Client:
                 sessions = "\n".join(map(repr, self._sessions()))
                 self._voice.complain(f"slots do not come free: {held}\n{sessions}")
                 return
-            time.sleep(0.01)
+            time.sleep(_LOOK)
+            # What a thread that outlived its stream has left in a circle.
+            gc.collect()
 
     def _sessions(self) -> Iterator[BaseSession]:
         lanes: Sequence[Lane[BaseSession]] = (*self._lanes, *self._async_lanes)

@@ -223,7 +223,8 @@ class Playground:
     def fill_seat(self, seat: int) -> None:
         if self.seats[seat] is None:
             number = next(self._numbers)
-            plan = Plan(self.urls, number, self._seed, os.getpid())
+            letters = str(self._folder / "letters")
+            plan = Plan(self.urls, letters, number, self._seed, os.getpid())
             self.seats[seat] = ClientProcess(plan, self._folder)
 
     def dismiss(self) -> None:

@@ -21,7 +21,9 @@ INPUT, OUTPUT = "INPUT__0", "OUTPUT__0"
 LARGEST = 40_000
 FIRST_SHAPE = (1, 1, 4, 16)
 SLOTS = 3
-LIMITS = Timeouts(connect=1.0, lease=1.5, infer=3.0)
+LIMITS = Timeouts(connect=1.0, lease=1.5, infer=3.0, handoff=1.0)
+# Slots that each client shares, beside those of its sessions.
+SHARED = 3
 
 # Each of them says what a stopped, dying or starting server does to a call. Any other
 # one would be shmlane's mistake, such as a caller's error.

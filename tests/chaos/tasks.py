@@ -29,7 +29,9 @@ from tests.chaos.habits import (
     some_wait,
     what_is_kept,
 )
+from tests.chaos.handing import AsyncHanding
 from tests.chaos.lanes import INPUT, OUTPUT, SLOTS, Lane
+from tests.chaos.letters import Letterbox
 from tests.chaos.tokens import filled
 from tests.chaos.witness import Witness
 
@@ -42,13 +44,20 @@ _IMPATIENCE = 0.03
 class AsyncCaller:
     """Calls at random, from any number of tasks of one event loop."""
 
-    def __init__(self, lanes: Sequence[Lane[AsyncSession]], witness: Witness) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[Lane[AsyncSession]],
+        witness: Witness,
+        letters: Letterbox,
+    ) -> None:
         self._lanes = lanes
         self._witness = witness
+        handing = AsyncHanding(letters)
+        self._ways: list[Way] = [*_WAYS, handing.give, handing.take]
 
     async def act(self, dice: random.Random) -> None:
         """One call, and a look at a kept view. Raises nothing but cancellation."""
-        (way,), lane = dice.choices(*_WAYS), dice.choice(self._lanes)
+        (way,), lane = dice.choices(self._ways, _WEIGHTS), dice.choice(self._lanes)
         with self._witness.excusing(lane):
             await way(self._witness, lane, dice)
         self._witness.glance(dice)
@@ -229,20 +238,19 @@ async def _slowly(flow: Flow, dice: random.Random) -> AsyncIterator[Item]:
         yield item
 
 
-_WAYS: tuple[list[Way], list[int]] = (
-    [
-        ask_in_place,
-        ask_by_copy,
-        ask_impatiently,
-        gather,
-        submit_copies,
-        submit_lease,
-        stream,
-        drop_the_lease,
-        visit,
-    ],
-    [30, 16, 14, 6, 8, 10, 12, 3, 1],
+_WAYS: tuple[Way, ...] = (
+    ask_in_place,
+    ask_by_copy,
+    ask_impatiently,
+    gather,
+    submit_copies,
+    submit_lease,
+    stream,
+    drop_the_lease,
+    visit,
 )
+# Of these, and of giving and taking.
+_WEIGHTS = (26, 14, 14, 6, 8, 10, 12, 3, 1, 3, 6)
 _WAYS_OF_A_VISIT: tuple[list[Way], list[int]] = (
     [ask_in_place, submit_lease, stream],
     [50, 30, 20],

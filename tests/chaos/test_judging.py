@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.chaos.faults import FAULTS
 from tests.chaos.flows import Flow, Item, Reading
 from tests.chaos.gate import Gate
 from tests.chaos.lanes import SLOTS, Lane
+from tests.chaos.letters import Letter, Letterbox
 from tests.chaos.machine import Usage
 from tests.chaos.tally import Tally
 from tests.chaos.tokens import Array, Kept, Shelf, Tokens, complaint, filled
@@ -244,6 +246,35 @@ def test_a_stream_without_order_may_hand_out_any_item_once() -> None:
         flow.take(Reading(item.number, None))
     flow.ended(len(items))
     assert watch.told == []
+
+
+# --- letters --------------------------------------------------------------------------
+
+
+def test_a_letter_is_for_whoever_has_such_a_session_and_a_reference_is_good_once(
+    tmp_path: Path,
+) -> None:
+    here, there = Letterbox(tmp_path), Letterbox(tmp_path)
+    lane = Watch().lane
+    other = Lane(Session("localhost:1", "slow"), lane.expected)
+    letter = Letter("shmlane.0123456789abcdef:0:1", 7, SHAPE)
+    here.put(letter, lane)
+    assert there.take(other, random.Random(1)) is None
+    assert there.take(lane, random.Random(1)) == letter
+    assert there.note_adopted(letter.ref)
+    assert not here.note_adopted(letter.ref)
+
+
+def test_only_the_newest_letters_and_handles_in_use_are_kept(tmp_path: Path) -> None:
+    letters, lane, dice = Letterbox(tmp_path), Watch().lane, random.Random(1)
+    for token in range(20):
+        letters.put(Letter("shmlane.0123456789abcdef:0:1", token, SHAPE), lane)
+    taken = [letters.take(lane, dice) for _ in range(30)]
+    assert 0 < len({letter.token for letter in taken if letter is not None}) <= 5
+    letters.publish("shmlane.1")
+    assert letters.some_handle(dice) == "shmlane.1"
+    letters.forget("shmlane.1")
+    assert letters.some_handle(dice) is None
 
 
 # --- the verdict ----------------------------------------------------------------------

@@ -32,6 +32,10 @@ OUTCOMES = (
     "results of streams",
     "errors in the place of results",
     "Clumsy",
+    "slots handed over",
+    "slots adopted",
+    "hand-offs expired",
+    "visits to shared slots",
     "leases dropped",
     "visits",
     "visits of tasks",
@@ -58,14 +62,15 @@ _MIB = 1 << 20
 
 # What a client may still gain: descriptors of slots that were not used or grown before
 # the early point (a connection, and two for the memory of each tensor that moved; at
-# most 6 slots in each of 13 sessions), threads that event loops keep for what has to
-# wait (at most 4 in each of 5 sessions, and a few for closing), and pages that threads'
-# arenas keep. What a server may: a connection for each such slot, and buffers for the
-# largest request that each of its threads has met. A leak shows far above: a short run
-# makes hundreds of connections and registrations and thousands of requests in between,
-# a long one tens of times as many.
+# most 6 slots in each of 13 sessions), and of other processes' regions that sessions
+# keep open after they had slots of them, up to 16 each. Threads that event loops keep
+# for what has to wait (at most 4 in each of 5 sessions, and a few for closing), and
+# pages that threads' arenas keep. What a server may: a connection for each such slot,
+# and buffers for the largest request that each of its threads has met. A leak shows far
+# above in a long run, which makes tens of thousands of connections, registrations and
+# requests in between; most show in a short one.
 MEMORY_GROWTH = 24 * _MIB
-DESCRIPTOR_GROWTH = 120
+DESCRIPTOR_GROWTH = 800
 THREAD_GROWTH = 24
 
 
