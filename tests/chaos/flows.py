@@ -106,10 +106,11 @@ class Flow:
         dice = item.dice
         if dice.random() < _CLUMSY:
             raise Clumsy(f"writing item {item.number}")
-        keep = what_is_kept(dice)
-        asked = Asked(self._witness, self._lane, some_view(lease, dice), keep=keep)
-        self._asked[item.number] = asked
+        view = some_view(lease, dice)
+        # Whoever gave the slot to another meanwhile would have its data overwritten.
         self._take_time(dice)
+        asked = Asked(self._witness, self._lane, view, keep=what_is_kept(dice))
+        self._asked[item.number] = asked
 
     def read(self, item: Item, result: Result) -> Reading:
         dice = item.dice
