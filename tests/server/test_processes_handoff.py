@@ -465,6 +465,7 @@ def test_an_array_of_many_slots_round_and_round(
         all_free(home)
     assert np.all(np.array(answers) >= 70)
 
+
 def test_a_lease_released_while_its_session_closes_ends_nothing_that_is_out(
     server: TritonServer,
 ) -> None:
