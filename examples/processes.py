@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.queues import Queue
@@ -105,13 +106,22 @@ def served(url: str | None) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Decode here, infer there.")
     parser.add_argument("--url", help="a Triton server with the model identity")
-    parser.add_argument("--frames", type=int, default=500)
-    parser.add_argument("--consumers", type=int, default=2)
+    parser.add_argument(
+        "--frames", type=int, default=500, help="how many (%(default)s)"
+    )
+    parser.add_argument(
+        "--consumers", type=int, default=2, help="processes (%(default)s)"
+    )
     given = parser.parse_args(arguments)
-    with served(given.url) as url:
-        begun = time.perf_counter()
-        found = run(url, given.frames, given.consumers)
-        seconds = time.perf_counter() - begun
+    if given.consumers < 1:
+        parser.error("somebody has to send the frames: --consumers 1 or more.")
+    try:
+        with served(given.url) as url:
+            begun = time.perf_counter()
+            found = run(url, given.frames, given.consumers)
+            seconds = time.perf_counter() - begun
+    except shmlane.ShmlaneError as error:
+        sys.exit(str(error))
     wrong = [number for number, value in found if value != number]
     assert not wrong, f"these frames have another's answer: {wrong}"
     megabytes = given.frames * np.prod(SHAPE) * 4 / 1e6

@@ -200,9 +200,18 @@ def as_text(summary: Summary) -> str:
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Follow a ball through a video.")
-    parser.add_argument("clip", nargs="?", type=Path, help="made if not given")
-    parser.add_argument("--output", type=Path, default=Path("ball-found.avi"))
-    parser.add_argument("--slots", type=int, default=4, help="frames in flight at most")
+    parser.add_argument(
+        "clip", nargs="?", type=Path, help="made beside the output if not given"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("ball-found.avi"),
+        help="the clip with the ball marked (%(default)s)",
+    )
+    parser.add_argument(
+        "--slots", type=int, default=4, help="frames in flight at most (%(default)s)"
+    )
     parser.add_argument("--url", help="of a server with the model `ball`")
     parser.add_argument("--json", action="store_true", help="for programs")
     return parser
