@@ -63,10 +63,8 @@ class _Place:
         """Let go of the memory; the regions that cleaning up may find to be unused."""
         names = [self.region.name]
         for ledger in self.ledgers.values():
-            slot = ledger.slot
-            names += [each.region.name for each in slot.extensions.values()]
-            names += [*slot.outlived, *(each.name for each in slot.outgrown)]
-            slot.close(leave=True)
+            names += ledger.slot.regions
+            ledger.slot.close(leave=True)
         self.region.leave()
         return names
 

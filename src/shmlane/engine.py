@@ -116,6 +116,7 @@ class Engine:
         self._ending = threading.Lock()
         self._remains = set(slots)
         self._is_known = False
+        self._is_lent = False
         self._last_stats = SessionStats()
 
     # --- opening ----------------------------------------------------------------------
@@ -326,16 +327,18 @@ class Engine:
             for slot in slots:
                 claims.let_go(slot)
         is_forgotten = self._calls.unregister(mine, channel)
-        if len(mine) < len(slots) or not is_forgotten:
-            self._is_known = True
+        # Borrowers may have ended before, and have found all of it in use here.
+        self._is_lent = self._is_lent or len(mine) < len(slots)
+        self._is_known = self._is_known or self._is_lent or not is_forgotten
         unused: list[str] = []
         for slot in slots:
             slot.leased = slot.leased and not slot.is_lent
-            unused += slot.left_to_others
+            unused += slot.regions if self._is_lent else slot.left_to_others
             slot.close(leave=self._is_known)
         self._remains.difference_update(slots)
         if not self._remains:
             self.pool.on_wait = None
+            unused += self.memory.region_names if self._is_lent else []
             unused += self.memory.close(leave=self._is_known)
             unused += [] if claims is None else [claims.close()]
         if not self._is_known:

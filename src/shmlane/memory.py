@@ -60,6 +60,11 @@ class SessionMemory:
         own = [region.nbytes for region in regions if region.is_owned]
         return sum(own) + sum([region.nbytes for region in self._shared])
 
+    @property
+    def region_names(self) -> list[str]:
+        """Those that slots of this session were cut from."""
+        return [region.name for region in self._regions]
+
     def make_slots(self, count: int) -> list[Slot]:
         """A new region cut into `count` slots."""
         header = self._header(self.layout, count)

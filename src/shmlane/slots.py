@@ -340,12 +340,22 @@ class Slot:
 
     @property
     def left_to_others(self) -> list[str]:
-        """Regions that tensors left, whose names are another process's to remove.
+        """Regions of its tensors whose names are another process's to remove.
 
         That one may have found them in use here: whoever is last has to look.
         """
-        left = [each.name for each in self.outgrown if not each.is_owned]
-        return [*self.outlived, *left]
+        return [*self.outlived, *(each.name for each in self._own if not each.is_owned)]
+
+    @property
+    def regions(self) -> list[str]:
+        """All regions that its tensors lie in, or have left, in this process."""
+        return [*self.outlived, *(each.name for each in self._own)]
+
+    @property
+    def _own(self) -> list[Memory]:
+        """Memory of its tensors beside that which it shares with other slots."""
+        moved = [each.region for each in self.extensions.values()]
+        return [*moved, *self.outgrown]
 
     def renew_registrations(self) -> None:
         """The server forgot or may have forgotten this slot: all names anew."""
@@ -375,8 +385,7 @@ class Slot:
         if self.channel is not None:
             self.channel.close()
             self.channel = None
-        extensions = (each.region for each in self.extensions.values())
-        for region in (*extensions, *self.outgrown):
+        for region in self._own:
             region.leave() if leave else region.close()
         if not self.leased and not self.server_hold:
             self.record = self.notes = NOTHING
