@@ -51,7 +51,8 @@ class Outcomes(Generic[T]):
         self._progress = progress
         # Of an ordered stream, those that came before their turn.
         self._early: dict[int, T | _Failure] = {}
-        self._ready: deque[T | _Failure] = deque()
+        # What can be taken now.
+        self.ready: deque[T | _Failure] = deque()
         self._next = 0
 
     @property
@@ -65,11 +66,6 @@ class Outcomes(Generic[T]):
     def room(self) -> int:
         """How many may be begun before something is taken."""
         return self._window - (self._begun - self.taken)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether something can be taken."""
-        return bool(self._ready)
 
     def begin(self) -> int:
         """The number of the next item."""
@@ -91,14 +87,14 @@ class Outcomes(Generic[T]):
                 self._early[number] = outcome
                 return
             self._next += 1
-        self._ready.append(outcome)
+        self.ready.append(outcome)
         while self._early and self._next in self._early:
-            self._ready.append(self._early.pop(self._next))
+            self.ready.append(self._early.pop(self._next))
             self._next += 1
 
     def take(self) -> T | Exception:
         """The next result; an error is raised, or returned if that was asked for."""
-        outcome = self._ready.popleft()
+        outcome = self.ready.popleft()
         self.taken += 1
         if self._progress is not None:
             self._progress(self.taken, self.total)
@@ -114,7 +110,7 @@ class Outcomes(Generic[T]):
 
     def clear(self) -> None:
         """Nothing more is taken."""
-        self._ready.clear()
+        self.ready.clear()
 
     def __repr__(self) -> str:
         of = "" if self.total is None else f" of {self.total}"

@@ -62,7 +62,7 @@ class Passage(Flight, Generic[L]):
         number: int,
         item: object,
     ) -> None:
-        super().__init__(slot, lease._given, limit, options)
+        Flight.__init__(self, slot, lease._given, limit, options)
         self.lease = lease
         self.number = number
         self.item = item
@@ -111,15 +111,17 @@ class Course(Generic[L, I, R]):
                 self._abandon()
 
     def _results(self) -> Iterator[R | Exception]:
-        outcomes = self._outcomes
+        outcomes, why_unusable = self._outcomes, self._host._why_unusable
         while True:
             self._thread = threading.get_ident()
-            if reason := self._host._why_unusable():
+            if reason := why_unusable():
                 raise reason
             self._begin_what_fits()
-            if outcomes.is_ready:
+            if outcomes.ready:
                 yield outcomes.take()
-                self._look_if_due()
+                # While results are asked for slowly, replies come that make room.
+                if time.monotonic() - self._looked > _LOOK_AGAIN:
+                    self._look_if_busy()
             elif self._busy:
                 self._look(self._timetable.remaining)
             elif self._failure is not None:
@@ -154,7 +156,7 @@ class Course(Generic[L, I, R]):
                 if not (self._waiting or self._fetch()):
                     return
                 lease = self._host._take_lease(wait=False)
-                if lease is None and not (self._busy or outcomes.is_ready):
+                if lease is None and not (self._busy or outcomes.ready):
                     # Others have the slots, and this waits in turn; but not with
                     # anything on its way, or in hand.
                     lease = self._host._take_lease(wait=True)
@@ -166,8 +168,9 @@ class Course(Generic[L, I, R]):
 
     def _has_news(self) -> bool:
         """Whether a result should be handed out before the next item is waited for."""
-        self._look_if_due()
-        return self._outcomes.is_ready
+        if time.monotonic() - self._looked > _LOOK_AGAIN:
+            self._look_if_busy()
+        return bool(self._outcomes.ready)
 
     def _fetch(self) -> bool:
         if self._is_exhausted:
@@ -196,33 +199,37 @@ class Course(Generic[L, I, R]):
             return
         try:
             self._plan.write(lease, item)
+            passage = self._passage(lease, item, number)
         except Exception as error:
-            self._written(lease, item, number, error)
-        except BaseException:
-            lease.release()
-            raise
-        else:
-            self._written(lease, item, number, None)
-
-    def _written(self, lease: L, item: I, number: int, error: Exception | None) -> None:
-        if error is not None:
-            lease.release()
-            self._outcomes.fail(number, error)
-            return
-        plan = self._plan
-        try:
-            slot, limit = self._host._check_lease(lease, plan.timeout, plan.options)
-            passage = Passage(
-                slot, limit, plan.options, lease=lease, number=number, item=item
-            )
-        except Exception as failure:
-            lease.release()
-            self._outcomes.fail(number, failure)
+            self._refuse(lease, number, error)
         except BaseException:
             lease.release()
             raise
         else:
             self._launch(passage, None)
+
+    def _written(self, lease: L, item: I, number: int, error: Exception | None) -> None:
+        """A thread has filled the slot, or has failed to."""
+        try:
+            if error is not None:
+                raise error
+            passage = self._passage(lease, item, number)
+        except Exception as failure:
+            self._refuse(lease, number, failure)
+        except BaseException:
+            lease.release()
+            raise
+        else:
+            self._launch(passage, None)
+
+    def _passage(self, lease: L, item: I, number: int) -> Passage[L]:
+        plan = self._plan
+        slot, limit = self._host._check_lease(lease, plan.timeout, plan.options)
+        return Passage(slot, limit, plan.options, lease=lease, number=number, item=item)
+
+    def _refuse(self, lease: L, number: int, error: Exception) -> None:
+        lease.release()
+        self._outcomes.fail(number, error)
 
     def _launch(
         self, passage: Passage[L], problem: Verdict | RequestLost | None
@@ -247,9 +254,8 @@ class Course(Generic[L, I, R]):
 
     # --- ending -----------------------------------------------------------------------
 
-    def _look_if_due(self) -> None:
-        """While results are asked for slowly, replies come that make room for more."""
-        if self._busy and time.monotonic() - self._looked > _LOOK_AGAIN:
+    def _look_if_busy(self) -> None:
+        if self._busy:
             self._look(0)
 
     def _look(self, timeout: float | None) -> None:
@@ -282,10 +288,10 @@ class Course(Generic[L, I, R]):
         except Exception as error:
             self._fail(passage, error)
             return
-        if outcome is None:
+        if isinstance(outcome, Answer):
+            self._read(passage, Result(passage.slot, passage.epoch, outcome))
+        elif outcome is None:
             self._expect(passage)
-        elif isinstance(outcome, Answer):
-            self._read(passage, outcome)
         else:
             self._launch(passage, outcome)
 
@@ -294,8 +300,7 @@ class Course(Generic[L, I, R]):
         passage.lease.release()
         self._outcomes.fail(passage.number, error)
 
-    def _read(self, passage: Passage[L], answer: Answer) -> None:
-        result = Result(passage.slot, passage.epoch, answer)
+    def _read(self, passage: Passage[L], result: Result) -> None:
         if self._workshop is not None:
             self._read_in_thread(self._workshop, passage, result)
             return

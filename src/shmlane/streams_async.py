@@ -120,7 +120,7 @@ class AsyncCourse(Generic[L, I, R]):
         if self._tasks is None:
             count = self._plan.in_flight
             self._tasks = [asyncio.create_task(self._work()) for _ in range(count)]
-        while not self._outcomes.is_ready:
+        while not self._outcomes.ready:
             if all(task.done() for task in self._tasks):
                 await self.close()
                 self._raise_failure()

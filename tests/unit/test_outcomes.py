@@ -29,7 +29,7 @@ def begun(count: int, **told: Any) -> Outcomes[str]:
 
 def taken(made: Outcomes[str]) -> list[str]:
     found = []
-    while made.is_ready:
+    while made.ready:
         outcome = made.take()
         assert isinstance(outcome, str)
         found.append(outcome)
@@ -70,11 +70,11 @@ def test_as_many_may_wait_as_are_in_flight_beside_those(ordered: bool) -> None:
     for number in (1, 2, 3, 4, 5):
         made.finish(number, str(number))
     assert made.room == 0
-    assert made.is_ready != ordered
+    assert bool(made.ready) != ordered
     made.finish(0, "0")
     for count in range(6):
         made.take()
-        assert made.room == 1
+        assert int(made.room) == 1
         assert made.begin() == 6 + count
         assert made.room == 0
 
@@ -84,7 +84,7 @@ def test_an_error_is_raised_when_its_turn_comes() -> None:
     error = ValueError("no")
     made.fail(1, error)
     made.finish(2, "c")
-    assert not made.is_ready
+    assert not made.ready
     assert made.failed == 1
     made.finish(0, "a")
     assert made.take() == "a"
