@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from .columns import Column, Gathered, RowRequest, count_rows, rows_together
-from .errors import UsageError
+from .errors import PoolClosed, UsageError
 from .metadata import Array, ModelMetadata, lookup
 from .session import Session
 
@@ -48,6 +48,8 @@ class BatchInfer:
 
     The first call opens the session, in the process that calls. Can be pickled, without
     its session. Use `with` or `close` outside of Ray; an actor that ends closes it.
+    After `close` the next call opens another session; after the end of a `with` block
+    calls are refused.
     """
 
     def __init__(
@@ -71,13 +73,16 @@ class BatchInfer:
         self._cast = cast
         self._options = session
         self._session: Session | None = None
+        # Its block has ended.
+        self._is_over = False
         self._opening = threading.Lock()
 
     def __call__(self, batch: Mapping[str, Any]) -> Batch:
         """The columns of `batch` and those of the outputs, row by row.
 
-        Raises `UsageError` for columns that are not there, `TensorMismatch` for such as
-        the model does not take, and what `Session.open` and `Lease.infer` raise.
+        Raises `UsageError` for columns that are not there or not of one length,
+        `TensorMismatch` for such as the model does not take, `PoolClosed` after the end
+        of its block, and what `Session.open` and `Lease.infer` raise.
         """
         if not isinstance(batch, Mapping):
             raise UsageError(
@@ -88,18 +93,11 @@ class BatchInfer:
         session = self._open()
         metadata = session.metadata
         columns = self._columns(batch, metadata)
-        rows = count_rows(columns)
         kept = self._kept(batch)
+        rows = count_rows(columns, kept)
         outputs = self._outputs or {name: name for name in metadata.outputs}
         gathered = {name: Gathered(metadata.outputs[name], rows) for name in outputs}
-        with session.stream(
-            self._requests(columns, rows, metadata),
-            write=lambda lease, request: request.write(lease),
-            read=lambda request, result: request.read(result, gathered),
-            ordered=False,
-        ) as stream:
-            for _ in stream:
-                pass
+        _send(session, list(self._requests(columns, rows, metadata)), gathered)
         return kept | {
             column: gathered[name].array() for name, column in outputs.items()
         }
@@ -108,6 +106,11 @@ class BatchInfer:
 
     def _open(self) -> Session:
         with self._opening:
+            if self._is_over:
+                raise PoolClosed(
+                    "this BatchInfer was closed at the end of its `with` block.",
+                    hint="Call it inside the block, or make another.",
+                )
             if self._session is None:
                 url = self.url() if callable(self.url) else self.url
                 options = dict(self._options)
@@ -124,6 +127,8 @@ class BatchInfer:
             session.close()
 
     def __enter__(self) -> Self:
+        with self._opening:
+            self._is_over = False
         return self
 
     def __exit__(
@@ -132,6 +137,8 @@ class BatchInfer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        with self._opening:
+            self._is_over = True
         self.close()
 
     def __del__(self) -> None:
@@ -141,7 +148,8 @@ class BatchInfer:
             session.close(wait=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_session": None, "_opening": None}
+        own = {"_session": None, "_opening": None, "_is_over": False}
+        return self.__dict__ | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -161,14 +169,15 @@ class BatchInfer:
             if column in batch:
                 columns.append(Column(column, batch[column], spec))
             elif not spec.optional or name in self._inputs:
-                raise _no_column(column, f"that feeds input {name!r}", batch)
+                what = f"that feeds input {name!r}"
+                raise _no_column(column, what, batch, hint=_FEED)
         return columns
 
     def _kept(self, batch: Mapping[str, Any]) -> Batch:
         names = batch if self._keep is None else self._keep
         for name in names:
             if name not in batch:
-                raise _no_column(name, "that is to be kept", batch)
+                raise _no_column(name, "that is to be kept", batch, hint=_KEEP)
         return {name: batch[name] for name in names}
 
     def _requests(
@@ -186,15 +195,43 @@ class BatchInfer:
 
     def __repr__(self) -> str:
         url = "…" if callable(self.url) else self.url
-        state = "not open" if self._session is None else repr(self._session)
+        unopened = "closed" if self._is_over else "not open"
+        state = unopened if self._session is None else repr(self._session)
         return f"<BatchInfer {self.model!r} at {url}, {state}>"
 
 
-def _no_column(column: str, what: str, batch: Mapping[str, Any]) -> UsageError:
+def _send(
+    session: Session, requests: Sequence[RowRequest], gathered: Mapping[str, Gathered]
+) -> None:
+    """All requests; the first error in their order ends it."""
+    with session.stream(
+        requests,
+        write=lambda lease, request: request.write(lease),
+        read=lambda request, result: request.read(result, gathered),
+        return_exceptions=True,
+    ) as stream:
+        for request, outcome in zip(requests, stream, strict=False):
+            if isinstance(outcome, Exception):
+                # The stream noted which item it was; callers know rows.
+                outcome.__notes__[-1] = f"This is what became of {request.rows}."
+                try:
+                    raise outcome
+                finally:
+                    # The error holds this frame, which is not to hold it in turn.
+                    del outcome
+
+
+_FEED = 'Say which column feeds an input: inputs={"input": "column"}.'
+_KEEP = "Name one of them in keep=, or leave it out."
+
+
+def _no_column(
+    column: str, what: str, batch: Mapping[str, Any], *, hint: str
+) -> UsageError:
     there = ", ".join(map(repr, batch)) or "none"
     return UsageError(
         f"the batch has no column {column!r} {what}; its columns: {there}.",
-        hint='Say which column feeds an input: inputs={"input": "column"}.',
+        hint=hint,
         column=column,
     )
 

@@ -15,6 +15,8 @@ from .errors import InferFailed, TensorMismatch, UsageError
 from .leases import BaseLease, Result
 from .metadata import Array, Shape, TensorSpec
 
+_SHOWN_ROWS = 8
+
 
 class Column:
     """One column of a batch, as the rows of one input.
@@ -102,6 +104,18 @@ class RowRequest:
         self._columns = columns
         self._places = places
         self._cast = cast
+
+    @property
+    def rows(self) -> str:
+        """Which ones, in words."""
+        first, last = self._places[0], self._places[-1]
+        if first == last:
+            return f"row {first} of the batch"
+        if last - first == len(self._places) - 1:
+            return f"rows {first} to {last} of the batch"
+        some = ", ".join(map(str, self._places[:_SHOWN_ROWS]))
+        more = ", …" if len(self._places) > _SHOWN_ROWS else ""
+        return f"rows {some}{more} of the batch"
 
     def write(self, lease: BaseLease) -> None:
         for column in self._columns:
@@ -207,9 +221,36 @@ def rows_together(columns: Sequence[Column], rows: int) -> Iterator[Sequence[int
     yield from groups.values()
 
 
-def count_rows(columns: Sequence[Column]) -> int:
-    rows = {len(column) for column in columns}
-    if len(rows) == 1:
-        return rows.pop()
-    counts = ", ".join(f"{each.name!r} has {len(each)}" for each in columns)
-    raise UsageError(f"the columns do not have as many rows each: {counts or 'none'}.")
+def count_rows(columns: Sequence[Column], kept: Mapping[str, Any]) -> int:
+    """How many rows all of them have, those that are only kept too."""
+    if not columns:
+        raise UsageError("no column of the batch feeds an input of the model.")
+    lengths = {column.name: len(column) for column in columns}
+    for name, values in kept.items():
+        if name not in lengths:
+            lengths[name] = _length(name, values)
+    # One column of each length tells enough.
+    firsts: dict[int, str] = {}
+    for name, rows in lengths.items():
+        firsts.setdefault(rows, name)
+    if len(firsts) == 1:
+        return firsts.popitem()[0]
+    counts = ", ".join(
+        f"{name!r} has {rows}{'' if place else ' rows'}"
+        for place, (rows, name) in enumerate(firsts.items())
+    )
+    raise UsageError(
+        f"column {counts}. All columns of a batch must be of one length.",
+        lengths=lengths,
+    )
+
+
+def _length(name: str, values: Any) -> int:
+    try:
+        return len(values)
+    except TypeError:
+        raise UsageError(
+            f"column {name!r} is a {type(values).__name__} without a length.",
+            hint="Give an array or a list with a value for each row.",
+            column=name,
+        ) from None

@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmlane import BatchInfer, InferFailed, TensorMismatch, UnknownTensor, UsageError
+from shmlane import (
+    BatchInfer,
+    InferFailed,
+    PoolClosed,
+    TensorMismatch,
+    UnknownTensor,
+    UsageError,
+)
 from shmlane.testing import FakeModel, ScriptedServer
 from tests.sessions import Array
 from tests.unit.one_slot import files_of
@@ -306,8 +313,22 @@ def test_outputs_that_do_not_tell_their_rows_are_refused(
             {},
             {"VALUES": FEW, "MARKS": np.zeros((3, 2), np.int8)},
             UsageError,
-            "'VALUES' has 4, 'MARKS' has 3",
+            r"column 'VALUES' has 4 rows, 'MARKS' has 3\. All columns",
         ),
+        (
+            {},
+            {"VALUES": FEW, "path": ["a"] * 5, "id": [1] * 4},
+            UsageError,
+            r"column 'VALUES' has 4 rows, 'path' has 5\. All columns",
+        ),
+        (
+            {"keep": ["path"]},
+            {"VALUES": FEW[:0], "path": ["a", "b"]},
+            UsageError,
+            r"column 'VALUES' has 0 rows, 'path' has 2\. All columns",
+        ),
+        ({}, {"VALUES": FEW, "id": 7}, UsageError, "'id' is a int without a length"),
+        ({"keep": ["id"]}, {"VALUES": FEW}, UsageError, "in keep=, or leave it out"),
     ],
 )
 def test_a_wrong_column_is_told_by_name(
@@ -330,6 +351,31 @@ def test_a_wrong_column_is_told_by_name(
 def test_options_that_cannot_be_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         BatchInfer("localhost:8000", "rows", **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ([0, 1, 2, 3], "rows 0 to 3"),
+        ([4], "row 4"),
+        ([5, 7], "rows 5, 7"),
+        ([*range(5, 26, 2)], "rows 5, 7, 9, 11, 13, 15, 17, 19, …"),
+    ],
+)
+def test_an_error_tells_of_which_rows_it_is(
+    server: ScriptedServer, wrong: list[int], told: str
+) -> None:
+    # Rows of one shape make a request.
+    images = [
+        image(2, 2, row).astype(np.int32) if row in wrong else image(3, row + 3, row)
+        for row in range(27)
+    ]
+    with (
+        BatchInfer(server.url, "images", batch_size=30) as infer,
+        pytest.raises(TensorMismatch, match="int32") as failed,
+    ):
+        infer({"IMAGE": ragged(*images)})
+    assert failed.value.__notes__ == [f"This is what became of {told} of the batch."]
 
 
 def test_after_an_error_the_next_batch_is_right(server: ScriptedServer) -> None:
@@ -375,6 +421,19 @@ def test_it_opens_again_after_close(server: ScriptedServer) -> None:
         infer({"VALUES": FEW})
         infer.close()
         assert server.regions == {}
+        assert infer({"VALUES": FEW})["SUMS"].shape == (4, 1)
+
+
+def test_after_its_block_it_refuses_until_the_next_block(
+    server: ScriptedServer,
+) -> None:
+    with BatchInfer(server.url, "rows") as infer:
+        infer({"VALUES": FEW})
+    with pytest.raises(PoolClosed, match="closed at the end of its `with` block"):
+        infer({"VALUES": FEW})
+    assert server.regions == {}
+    assert "closed" in repr(infer)
+    with infer:
         assert infer({"VALUES": FEW})["SUMS"].shape == (4, 1)
 
 
