@@ -92,6 +92,10 @@ class ForkedSession(UsageError, RuntimeError):
     """A session opened before a fork was used in the child process."""
 
 
+class NotPicklable(UsageError, TypeError):
+    """What belongs to this process, as a session does, was to be pickled or copied."""
+
+
 class UnsupportedPlatform(UsageError, NotImplementedError):
     """Shared memory as Triton uses it does not exist on this operating system."""
 

@@ -12,11 +12,17 @@ import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, Self
+from typing import Any, NoReturn, Self, SupportsIndex
 
 from .endpoint import Connection
 from .engine import Engine
-from .errors import ForkedSession, PoolClosed, ShmlaneError, UsageError
+from .errors import (
+    ForkedSession,
+    NotPicklable,
+    PoolClosed,
+    ShmlaneError,
+    UsageError,
+)
 from .handoff import SessionHandle, SlotRef
 from .layout import Sizes
 from .leases import BaseLease
@@ -92,6 +98,14 @@ class SendingLease(BaseLease):
             # Interrupted, it may have been lent: then it comes back by itself.
             self._slot = self.held
             raise
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
+        """Refused: two leases would give back one slot."""
+        raise _not_picklable(
+            self,
+            hint="Another process has what it adopts: give it lease.detach(), or the"
+            " outputs as copies.",
+        )
 
     def _adopt(self, engine: Engine, ref: SlotRef) -> None:
         given = engine.passing.adopt(ref, self)
@@ -281,6 +295,14 @@ class BaseSession:
 
     # --- state ------------------------------------------------------------------------
 
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
+        """Refused: the end of a copy would be the end of this session's memory."""
+        raise _not_picklable(
+            self,
+            hint="Open one in each process, or give it session.share() and"
+            " Session.attach.",
+        )
+
     def _disown(self) -> None:
         """In a forked child: memory and connections belong to the parent."""
         # Another thread of the parent may have held it; it does not exist here.
@@ -309,6 +331,16 @@ class BaseSession:
             slots = f", memory {self.memory!r}, {self._engine.pool!r}"
         name = type(self).__name__
         return f"<{name} {self.model!r} at {self.url} {state}{slots}>"
+
+
+def _not_picklable(what: BaseSession | BaseLease, *, hint: str) -> NotPicklable:
+    name = type(what).__name__
+    article = "an" if name.startswith("A") else "a"
+    return NotPicklable(
+        f"{article} {name} cannot be pickled or copied: its memory and connections"
+        " belong to this process.",
+        hint=hint,
+    )
 
 
 def checked_limit(timeout: Timeout) -> float | None:
