@@ -172,9 +172,10 @@ class AsyncShell:
         try:
             await asyncio.wrap_future(errand, loop=self.loop)
         except asyncio.CancelledError:
-            if not errand.cancelled():
-                left = asyncio.wrap_future(errand, loop=self.loop)
-                await asyncio.gather(left, return_exceptions=True)
+            while not errand.done():
+                # However often it is cancelled meanwhile.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({asyncio.wrap_future(errand, loop=self.loop)})
             raise
 
     # --- one inference ----------------------------------------------------------------
