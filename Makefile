@@ -63,7 +63,7 @@ clean: ## Remove .venv, caches and build products
 help: ## This list
 	@echo "make TARGET [ARGS=...]"
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1 \2/p' $(MAKEFILE_LIST) \
-		| while read -r name what; do printf '  %-9s %s\n' "$$name" "$$what"; done
+		| while read -r name what; do printf '  %-10s %s\n' "$$name" "$$what"; done
 
 $(READY): pyproject.toml scripts/setup-venv
 	@scripts/setup-venv

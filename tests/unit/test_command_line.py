@@ -130,6 +130,27 @@ def test_a_narrow_terminal_gets_one_server_once_and_lines_that_fit(
     assert [re.split("  +", line)[-1] for line in lines] == ["no", "1 name", "2 names"]
 
 
+def test_a_narrow_terminal_gets_claims_and_loans_below_their_region(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = replace(
+        INFOS[0], claims={0: 101, 1: 31792, 2: 101}, lent={1: 40200}, registered=12
+    )
+    monkeypatch.setattr(regions, "list_regions", lambda: [INFOS[0], shared])
+    list_on_terminal(monkeypatch, columns=80)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[3:] == [
+        "  3 claimed by 101, 31792",
+        "  1 lent to 40200",
+        f"server: {INFOS[0].server}",
+    ]
+    list_on_terminal(monkeypatch, columns=200)
+    assert "alive 31792; 3 claimed by 101, 31792; 1 lent to 40200  identity" in (
+        capsys.readouterr().out
+    )
+
+
 def test_a_wide_terminal_gets_the_servers_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

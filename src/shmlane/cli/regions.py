@@ -1,9 +1,9 @@
 """`shmlane ls` and `shmlane clean`: the shared memory regions of this machine.
 
 Owns how they are shown: a line for each, because names are there to be copied and lines
-to be filtered; in a terminal that is too narrow, servers have lines of their own.
-Refuses to remove anything unless told `--yes`,
-and to have a terminal obey what somebody wrote into a file or its name.
+to be filtered; in a terminal that is too narrow, servers and who has which slots have
+lines of their own. Refuses to remove anything unless told `--yes`, and to have a
+terminal obey what somebody wrote into a file or its name.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def clean(
 ) -> None:
     """Remove regions whose owner is dead, here and on their servers.
 
-    Never touches a region in use, or files of other users. Ends with 1 where something
-    had to be kept.
+    Never touches a region in use, or files of other users. With --yes it ends with 1
+    where something had to be kept; without, always with 0.
     """
     headers = {ANY_SERVER: _parsed(header or [])}
     if not yes:
@@ -114,26 +114,25 @@ def _parsed(headers: Sequence[str]) -> dict[str, str]:
 
 
 def _show(infos: Sequence[RegionInfo]) -> None:
-    rows = [tuple(map(_harmless, _row(info))) for info in infos]
-    lines = _aligned([_HEADINGS, *rows])
+    lines = _aligned([_HEADINGS, *map(_row, infos)])
     if sys.stdout.isatty() and _is_too_wide(lines):
-        lines = _folded(rows)
+        lines = _folded(infos)
     for line in lines:
         typer.echo(line)
 
 
-def _folded(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The server below its region, or below all of them where it is the same."""
-    heading, *lines = _aligned([row[:-1] for row in (_HEADINGS, *rows)])
-    servers = [row[-1] for row in rows]
-    if len(set(servers)) == 1:
-        return [heading, *lines, f"server: {servers[0]}"]
+def _folded(infos: Sequence[RegionInfo]) -> list[str]:
+    """The rest below each region; a server below all of them where it is the same."""
+    heading, *lines = _aligned([row[:-1] for row in (_HEADINGS, *map(_brief, infos))])
+    servers = [_brief(info)[-1] for info in infos]
+    is_one = len(set(servers)) == 1
     folded = [heading]
-    for line, server in zip(lines, servers, strict=True):
+    for line, info, server in zip(lines, infos, servers, strict=True):
         folded.append(line)
-        if server != _UNKNOWN:
+        folded.extend(f"  {each}" for each in _holders(info))
+        if server != _UNKNOWN and not is_one:
             folded.append(f"  server: {server}")
-    return folded
+    return [*folded, f"server: {servers[0]}"] if is_one else folded
 
 
 def _is_too_wide(lines: Sequence[str]) -> bool:
@@ -141,14 +140,21 @@ def _is_too_wide(lines: Sequence[str]) -> bool:
 
 
 def _row(info: RegionInfo) -> tuple[str, ...]:
-    return (
+    name, size, owner, *others = _brief(info)
+    return (name, size, "; ".join([owner, *_holders(info)]), *others)
+
+
+def _brief(info: RegionInfo) -> tuple[str, ...]:
+    """A row without who has which slots."""
+    cells = (
         info.name,
         _size(info.nbytes),
-        _owner(info),
+        f"{_OWNERS[info.alive]} {info.pid or ''}".rstrip(),
         info.model or _UNKNOWN,
         _registered(info),
         info.server or _UNKNOWN,
     )
+    return tuple(map(_harmless, cells))
 
 
 def _harmless(text: str) -> str:
@@ -166,14 +172,14 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _owner(info: RegionInfo) -> str:
-    """Whether anybody uses it, who made it, and who has how many of its slots."""
-    parts = [f"{_OWNERS[info.alive]} {info.pid or ''}".rstrip()]
+def _holders(info: RegionInfo) -> list[str]:
+    """Who has how many of its slots."""
+    parts = []
     for what, holders in (("claimed by", info.claims), ("lent to", info.lent)):
         if holders:
             pids = sorted({*holders.values()})
             parts.append(f"{len(holders)} {what} {', '.join(map(str, pids))}")
-    return "; ".join(parts)
+    return parts
 
 
 def _registered(info: RegionInfo) -> str:
