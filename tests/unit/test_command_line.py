@@ -173,6 +173,17 @@ def test_helps_show_the_values_of_what_takes_one() -> None:
     assert "NAME=VALUE" in told.output
 
 
+def test_the_help_of_serve_shows_how_options_are_passed_on() -> None:
+    told = CliRunner().invoke(app, ["serve", "--help"]).output
+    assert "serve [OPTIONS] [-- OPTIONS]..." in told
+    assert "--json" not in told
+
+
+def test_the_help_of_clean_says_when_it_fails() -> None:
+    told = CliRunner().invoke(app, ["clean", "--help"]).output
+    assert "With --yes it ends with 1" in " ".join(told.split())
+
+
 @pytest.mark.parametrize("command", ["bench", "demo", "serve", "ls", "clean"])
 def test_helps_fill_their_lines(command: str) -> None:
     told = CliRunner().invoke(app, [command, "--help"])

@@ -42,9 +42,10 @@ _Demo = typer.Option(
 _Unix = typer.Option(
     metavar="PATH", help="Serve HTTP on this Unix socket and on no port."
 )
-_Json = typer.Option("--json", help="Changes nothing: the line is JSON already.")
+# Every command takes it; this one prints JSON anyway.
+_Json = typer.Option("--json", hidden=True)
 _Rest = typer.Argument(
-    metavar="[-- OPTIONS]", help="Options for tritonserver itself.", show_default=False
+    metavar="-- OPTIONS", help="Options for tritonserver itself.", show_default=False
 )
 
 
