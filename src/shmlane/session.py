@@ -28,7 +28,6 @@ from .session_base import (
     checked_limit,
 )
 from .settings import checked_count
-from .slots import Slot
 from .stream_plan import StreamPlan
 from .streams import Course
 from .tensors import COUNTS_ARE_EXACT
@@ -273,8 +272,11 @@ class Session(BaseSession):
             timeout=timeout,
             options=options,
         )
+        limit = self._timeouts.infer
+        if timeout is not DEFAULT:
+            limit = checked_limit(timeout)
         engine = self._ensure_open()
-        course = Course(plan, items, self, engine.shell, engine.exchange)
+        course = Course(plan, items, self, engine.shell, engine.exchange, limit=limit)
         self._courses.add(course)
         return Stream(course.run(), plan.outcomes)
 
@@ -338,13 +340,6 @@ class Session(BaseSession):
             return
         assert lease._slot is not None
         engine.shell.make_ready(lease._slot, 0, Deadline(self._timeouts.infer))
-
-    @staticmethod
-    def _check_lease(
-        lease: Lease, timeout: Timeout, options: RequestOptions | None
-    ) -> tuple[Slot, float | None]:
-        slot, _, limit = lease._check(timeout, options)
-        return slot, limit
 
     def _ensure_open(self) -> Engine:
         if self._state is not State.OPEN:

@@ -23,11 +23,11 @@ from .leases import BaseLease, Result
 from .options import RequestOptions
 from .slots import Slot
 from .stream_plan import StreamPlan
-from .timing import Timeout
 from .transport import timed_out
 from .workshop import Workshop
 
 L = TypeVar("L", bound=BaseLease)
+L_co = TypeVar("L_co", bound=BaseLease, covariant=True)
 I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
 
@@ -37,13 +37,10 @@ _SLOW_SOURCE = 1e-3
 _LOOK_AGAIN = 1e-4
 
 
-class StreamHost(Protocol[L]):
+class StreamHost(Protocol[L_co]):
     """What a stream asks of its session."""
 
-    def _take_lease(self, *, wait: bool) -> L | None: ...
-    def _check_lease(
-        self, lease: L, timeout: Timeout, options: RequestOptions | None
-    ) -> tuple[Slot, float | None]: ...
+    def _take_lease(self, *, wait: bool) -> L_co | None: ...
     def _why_unusable(self) -> ShmlaneError | None: ...
 
 
@@ -80,8 +77,12 @@ class Course(Generic[L, I, R]):
         host: StreamHost[L],
         shell: BlockingShell,
         exchange: Exchange,
+        *,
+        limit: float | None,
     ) -> None:
+        """limit: seconds for each inference."""
         self._plan = plan
+        self._limit = limit
         self._outcomes = plan.outcomes
         self._host = host
         self._shell = shell
@@ -111,13 +112,15 @@ class Course(Generic[L, I, R]):
                 self._abandon()
 
     def _results(self) -> Iterator[R | Exception]:
-        outcomes, why_unusable = self._outcomes, self._host._why_unusable
+        outcomes, flying, in_flight = self._outcomes, self._flying, self._plan.in_flight
+        ready = outcomes.ready
         while True:
             self._thread = threading.get_ident()
-            if reason := why_unusable():
+            if reason := self._host._why_unusable():
                 raise reason
-            self._begin_what_fits()
-            if outcomes.ready:
+            if len(flying) < in_flight:
+                self._begin_what_fits()
+            if ready:
                 yield outcomes.take()
                 # While results are asked for slowly, replies come that make room.
                 if time.monotonic() - self._looked > _LOOK_AGAIN:
@@ -223,9 +226,17 @@ class Course(Generic[L, I, R]):
             self._launch(passage, None)
 
     def _passage(self, lease: L, item: I, number: int) -> Passage[L]:
-        plan = self._plan
-        slot, limit = self._host._check_lease(lease, plan.timeout, plan.options)
-        return Passage(slot, limit, plan.options, lease=lease, number=number, item=item)
+        slot = lease._slot
+        if slot is None or slot.server_hold or ~lease._given & slot.required:
+            raise lease._not_ready(slot)
+        return Passage(
+            slot,
+            self._limit,
+            self._plan.options,
+            lease=lease,
+            number=number,
+            item=item,
+        )
 
     def _refuse(self, lease: L, number: int, error: Exception) -> None:
         lease.release()
@@ -240,7 +251,10 @@ class Course(Generic[L, I, R]):
             is_ready = problem is None and passage.is_ready
             if not (is_ready and passage.send(self._exchange)):
                 self._shell.launch(passage, problem)
-            self._expect(passage)
+            # As `_expect`, without a call.
+            channel = passage.slot.channel
+            assert channel is not None
+            self._board.expect(channel, passage)
         except Exception as error:
             self._fail(passage, error)
             return
