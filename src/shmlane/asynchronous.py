@@ -26,7 +26,7 @@ from .pool import SlotPool
 from .slots import Holder, Slot
 from .tensors import NOTHING
 from .timing import Deadline
-from .transport import timed_out
+from .transport import timed_out, unread
 from .waiters import Waiter
 
 T = TypeVar("T")
@@ -231,8 +231,13 @@ class AsyncShell:
             return Verdict.SEND_AGAIN
         channel = flight.slot.channel
         assert channel is not None
+        try:
+            self._board.expect(channel, flight)
+        except (OSError, ValueError) as error:
+            channel.close()
+            reason = f"its connection cannot be watched: {error}"
+            raise unread(reason) from error
         flight.outcome = self.loop.create_future()
-        self._board.expect(channel, flight)
         self._flying.add(flight)
         if flight.when < self._timetable.next:
             self._timetable.note(flight)

@@ -28,7 +28,7 @@ from .exchange import Answer, Exchange, Verdict
 from .flights import Timetable
 from .futures import Submission
 from .slots import Holder, Label, Slot
-from .transport import timed_out
+from .transport import timed_out, unread
 
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ class Receiver(Background):
         elif future.cancelled():
             self._abandon(submission)
         elif not is_read and self._flying.pop(submission, None) is not None:
-            submission.fail(_unread("no thread can be started"))
+            submission.fail(unread("no thread can be started"))
 
     def _abandon(self, submission: Submission) -> None:
         """The future was cancelled: its slot is LATE, if the request is in flight."""
@@ -186,7 +186,7 @@ class Receiver(Background):
         try:
             _thread.start_new_thread(self._send_again, (submission, problem))
         except RuntimeError as error:
-            self._conclude(submission.fail, _unread(str(error)))
+            self._conclude(submission.fail, unread(str(error)))
 
     def _send_again(
         self, submission: Submission, problem: Verdict | RequestLost
@@ -270,7 +270,7 @@ class Receiver(Background):
                 board.expect(channel, submission)
             except (OSError, ValueError) as error:
                 channel.close()
-                problem = _unread(f"its connection cannot be watched: {error}")
+                problem = unread(f"its connection cannot be watched: {error}")
         if problem is not None:
             if self._flying.pop(submission, None):
                 self._conclude(submission.fail, problem)
@@ -360,10 +360,3 @@ class Receiver(Background):
         state = "running" if self.is_busy else "idle"
         flying, drains = len(self._flying), self._drainer.count
         return f"<Receiver {state}, {flying} futures, {drains} drains>"
-
-
-def _unread(reason: str) -> RequestLost:
-    return RequestLost(
-        f"the reply cannot be read ({reason}); the model may have run.",
-        hint="Is the process out of descriptors or threads? See ulimit -n and -u.",
-    )

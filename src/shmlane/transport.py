@@ -373,6 +373,13 @@ def timed_out(timeout: float | None) -> InferTimeout:
     )
 
 
+def unread(reason: str) -> RequestLost:
+    return RequestLost(
+        f"the reply cannot be read ({reason}); the model may have run.",
+        hint="Is the process out of descriptors or threads? See ulimit -n and -u.",
+    )
+
+
 def _unreachable(
     endpoint: Endpoint, deadline: Deadline, error: OSError
 ) -> ServerUnreachable:

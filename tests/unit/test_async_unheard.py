@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from shmlane import OutOfSharedMemory
+from shmlane import OutOfSharedMemory, RequestLost
+from shmlane.board import Board
 from shmlane.memory import SessionMemory
 from shmlane.testing import Delay, ScriptedServer
 from tests.unit.one_slot import OUTPUT, files_of, serving
@@ -116,3 +118,18 @@ async def test_closing_that_is_cancelled_is_finished(server: ScriptedServer) -> 
     # Nothing is left that dropping it would warn of.
     del session
     gc.collect()
+
+
+@in_a_loop
+async def test_a_reply_that_the_loop_cannot_watch_for_is_lost(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with asking(server.url) as session:
+        with monkeypatch.context() as patch, unheard():
+            patch.setattr(Board, "expect", refuse)
+            with pytest.raises(RequestLost, match="No space left"):
+                await echo(session, 1)
+        await serves_right(session)
