@@ -31,7 +31,8 @@ class BaseLendingLease(SendingLease):
         still waits for its reply.
         """
         slot = self._slot
-        if slot is None:
+        # In a forked child the request is the parent's, and is not over.
+        if slot is None or self._host._why_unusable() is not None:
             raise self._unusable(slot)
         foreign = lent_now(slot)
         if foreign is None:
@@ -44,13 +45,16 @@ class BaseLendingLease(SendingLease):
 
     def _lent(self, protocol: str) -> ForeignRequest | None:
         """The request that has been begun already."""
+        if (reason := self._host._why_unusable()) is not None:
+            raise reason
         foreign = None if self._slot is None else lent_now(self._slot)
         if foreign is not None:
             foreign.check_protocol(protocol)
         return foreign
 
     def _unusable(self, slot: Slot | None) -> ShmlaneError:
-        if slot is None or lent_now(slot) is None:
+        is_lent = slot is not None and lent_now(slot) is not None
+        if not is_lent or self._host._why_unusable() is not None:
             return super()._unusable(slot)
         return LeaseBusy(
             "this lease was lent to tritonclient: its inputs and outputs belong to that"

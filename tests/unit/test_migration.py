@@ -17,6 +17,7 @@ import pytest
 
 from shmlane import (
     ExtraMissing,
+    ForkedSession,
     InferFailed,
     InputMissing,
     LeaseBusy,
@@ -30,6 +31,8 @@ from shmlane.testing import ScriptedServer, identity_model
 from tests.polling import eventually
 from tests.raw_http import RawReply, ask, request
 from tests.sessions import Array, all_free, frame
+from tests.unit.asked import slots_of
+from tests.unit.flowing import in_a_child
 from tests.unit.one_slot import INPUT, OUTPUT, one_slot, serving, state
 
 
@@ -321,6 +324,29 @@ def test_a_session_may_close_while_a_slot_is_lent(server: ScriptedServer) -> Non
     result = lease.triton_result(infer(server.url, inputs, outputs))
     assert (result[OUTPUT] == frame(3)).all()
     lease.release()
+
+
+def test_a_forked_child_cannot_end_the_request_of_its_parent(
+    server: ScriptedServer, session: Session
+) -> None:
+    with session.lease() as lease:
+        lease.write(INPUT, frame(3))
+        inputs, outputs = lease.triton_inputs(), lease.triton_outputs()
+        reply = infer(server.url, inputs, outputs)
+        notes = slots_of(session)[0].notes
+
+        def use() -> None:
+            for refused in (
+                lambda: lease.triton_result(reply),
+                lease.triton_inputs,
+                lambda: lease[INPUT],
+            ):
+                with pytest.raises(ForkedSession):
+                    refused()
+
+        assert in_a_child(use) == ""
+        assert notes.is_in_flight
+        assert (lease.triton_result(reply)[OUTPUT] == frame(3)).all()
 
 
 def test_a_request_in_flight_elsewhere_is_seen_when_the_reply_comes(
