@@ -26,7 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
+try:
+    import cv2
+except ImportError as error:
+    sys.exit(f"This needs OpenCV ({error}): pip install 'shmlane[preprocess]'")
 import numpy as np
 from numpy.typing import NDArray
 
@@ -302,6 +305,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read one picture and print what it says."""
     parser = arguments()
     asked = parser.parse_args(argv)
+    # OpenCV has a warning of its own for those.
+    if asked.picture and not Path(asked.picture).exists():
+        parser.error(f"{asked.picture} does not exist.")
     page = cv2.imread(asked.picture) if asked.picture else draw_page()
     if page is None:
         parser.error(f"{asked.picture} is no picture that OpenCV can read.")

@@ -1,6 +1,6 @@
 """Follow a ball through a video: all slots in flight while frames are read and drawn.
 
-    python examples/video/video.py                          # makes a clip of its own
+    python examples/video/video.py                          # its own clip, into out/
     python examples/video/video.py clip.mp4 --output found.avi --slots 8
 
 Owns the way of a frame: decoded, letterboxed straight into a slot, sent, and once its
@@ -25,7 +25,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import cv2
+try:
+    import cv2
+except ImportError as error:
+    sys.exit(f"This needs OpenCV ({error}): pip install 'shmlane[preprocess]'")
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +39,7 @@ from shmlane.server import TritonServer
 Array = NDArray[Any]
 
 MODELS = Path(__file__).with_name("models")
+OUT = Path("out")
 # (height, width) that the detector takes.
 DETECTOR_SIZE = (256, 256)
 # A whole disc fills 0.79 of its box, one half out of the picture a little less.
@@ -206,7 +210,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("ball-found.avi"),
+        default=OUT / "ball-found.avi",
         help="the clip with the ball marked (%(default)s)",
     )
     parser.add_argument(
@@ -224,13 +228,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     clip = asked.clip or asked.output.with_name("ball.avi")
     if clip.resolve() == asked.output.resolve():
         parser.error(f"{clip} would be written over while it is read; name another.")
+    if asked.clip and not clip.exists():
+        parser.error(f"{clip} does not exist.")
     try:
-        if not asked.clip:
-            make_clip(clip)
         with (
             server(asked.url) as url,
             shmlane.Session(url, "ball", slots=asked.slots) as session,
         ):
+            # Not before: without a server there is nothing to leave behind.
+            if asked.output.parent == OUT:
+                OUT.mkdir(exist_ok=True)
+            if not asked.clip:
+                make_clip(clip)
             summary = follow(session, clip, asked.output)
     except (shmlane.ShmlaneError, OSError) as error:
         sys.exit(str(error))

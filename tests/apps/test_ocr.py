@@ -176,7 +176,8 @@ def test_a_page_without_text_says_so(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere.png"], "nowhere.png is no picture"),
+        (["nowhere.png"], "nowhere.png does not exist"),
+        ([__file__], "test_ocr.py is no picture"),
         (["--marked", "page.text"], "page.text does not end as a picture"),
         (["--url", "127.0.0.1:9"], "could not connect to 127.0.0.1:9"),
     ],
@@ -188,6 +189,20 @@ def test_what_cannot_work_is_said_in_a_line(
         ocr.main(arguments)
     # Python prints what is no number itself, and exits with 1.
     assert told in f"{ended.value.code} {capsys.readouterr().err}"
+
+
+def test_without_opencv_it_says_how_to_get_it() -> None:
+    start = "import runpy, sys; sys.modules['cv2'] = None; runpy.run_path(sys.argv[1])"
+    done = subprocess.run(
+        (sys.executable, "-c", start, ocr.__file__),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    (told,) = done.stderr.splitlines()
+    assert told.endswith("pip install 'shmlane[preprocess]'")
 
 
 # --- the networks alone ---------------------------------------------------------------

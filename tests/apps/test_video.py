@@ -160,16 +160,20 @@ def test_alone_it_makes_a_clip_and_starts_a_server_of_its_own(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["frames"] == video.FRAMES
-    assert {each.name for each in tmp_path.iterdir()} == {"ball.avi", "ball-found.avi"}
+    assert {each.name for each in tmp_path.iterdir()} == {"out"}
+    made = {each.name for each in (tmp_path / "out").iterdir()}
+    assert made == {"ball.avi", "ball-found.avi"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere.mp4"], "nowhere.mp4 is no clip that OpenCV can read"),
+        (["nowhere.mp4"], "nowhere.mp4 does not exist"),
+        ([__file__], "test_video.py is no clip that OpenCV can read"),
         (["--output", "/nowhere/found.avi"], "ball.avi cannot be written as a clip"),
         (["--output", "ball.avi"], "ball.avi would be written over"),
         (["--slots", "0"], "slots"),
+        (["--url", "127.0.0.1:9"], "could not connect to 127.0.0.1:9"),
     ],
 )
 def test_what_cannot_work_is_said_in_a_line(
@@ -185,3 +189,18 @@ def test_what_cannot_work_is_said_in_a_line(
         video.main(["--url", ball_server.http_url, *arguments])
     # Python prints what is no number itself, and exits with 1.
     assert told in f"{ended.value.code} {capsys.readouterr().err}"
+    assert not list(tmp_path.rglob("*.avi"))
+
+
+def test_without_opencv_it_says_how_to_get_it() -> None:
+    start = "import runpy, sys; sys.modules['cv2'] = None; runpy.run_path(sys.argv[1])"
+    done = subprocess.run(
+        (sys.executable, "-c", start, video.__file__),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    (told,) = done.stderr.splitlines()
+    assert told.endswith("pip install 'shmlane[preprocess]'")
