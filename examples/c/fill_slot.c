@@ -17,6 +17,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -207,11 +208,16 @@ int main(int argc, char **argv) {
         nbytes = reshape(entry, entry_stride, bytes_of_element(row), argv + 3,
                          argc - 3);
     else if (entry[46] == NO_SHAPE)
-        fail("%s has no shape yet: give it", argv[2]);
+        fail("%s has no shape yet: give its sizes after its name, as in"
+             " fill_slot REFERENCE %s 1 3 640 640", argv[2], argv[2]);
     if (nbytes > capacity)
         fail("%" PRIu64 " bytes do not fit the block of %" PRIu64, nbytes, capacity);
-    if (fread(tensor, 1, nbytes, stdin) != nbytes || fgetc(stdin) != EOF)
-        fail("%s has %" PRIu64 " bytes, given were less or more", argv[2], nbytes);
+    uint64_t given = fread(tensor, 1, nbytes, stdin);
+    /* Of an endless stream no more is counted than shows that it is too much. */
+    bool is_more = given == nbytes && fgetc(stdin) != EOF;
+    if (given != nbytes || is_more)
+        fail("%s has %" PRIu64 " bytes, given were %s%" PRIu64, argv[2], nbytes,
+             is_more ? "more than " : "", given);
     entry[45] = 1;
 
     /* Handed on: first all that was written, then the byte that says so. */

@@ -87,6 +87,16 @@ def test_c_says_which_shape_it_gives(server: TritonServer, program: Path) -> Non
         all_free(home)
 
 
+def test_without_a_shape_c_says_how_to_give_one(
+    server: TritonServer, program: Path
+) -> None:
+    with Session(server.http_url, "identity", slots=1) as home:
+        told = refusal(program, empty(home), "INPUT__0", data=bytes(4))
+        assert "no shape yet" in told
+        assert "fill_slot REFERENCE INPUT__0 1 3 640 640" in told
+        all_free(home)
+
+
 def test_c_fills_what_has_outgrown_its_block(home: Session, program: Path) -> None:
     with home.lease() as lease:
         lease.write("INPUT__0", frame(1, size=5000))
@@ -126,9 +136,9 @@ def test_a_slot_that_somebody_has_is_refused(
     [
         ("INPUT__9", (), 32, "no tensor INPUT__9"),
         ("OUTPUT__0", (), 4, "is an output"),
-        ("INPUT__0", (), 31, "less or more"),
-        ("INPUT__0", (), 33, "less or more"),
-        ("INPUT__0", (), 0, "less or more"),
+        ("INPUT__0", (), 31, "32 bytes, given were 31\n"),
+        ("INPUT__0", (), 33, "32 bytes, given were more than 32\n"),
+        ("INPUT__0", (), 0, "32 bytes, given were 0\n"),
         ("INPUT__0", (1, 1, 1, 5000), 20000, "do not fit"),
         ("INPUT__0", (1, 1, 0, 8), 0, "dimension cannot be 0"),
         ("INPUT__0", (2**40, 2**40, 1, 1), 0, "dimension cannot be"),
