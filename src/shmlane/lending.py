@@ -113,7 +113,7 @@ class Lender(Background):
         with self._handing:
             if self._stopping:
                 raise PoolClosed("the session is closed.")
-            ledger = self._ledgers.setdefault(slot, Ledger(slot, self._open_region))
+            ledger = self._ledger_of(slot)
             loan = _Loan(slot, ledger, self._locks_of(slot), self._limit)
             ledger.write(given)
             notes = slot.notes
@@ -128,6 +128,14 @@ class Lender(Background):
         self._pool.on_wait = self.look
         self.nudge()
         return SlotRef(region, slot.index, generation)
+
+    def _ledger_of(self, slot: Slot) -> Ledger:
+        if slot not in self._ledgers:
+            # Slots that were given up meanwhile are kept by nobody but this.
+            for other in self._ledgers.keys() - self._pool.slots:
+                del self._ledgers[other]
+            self._ledgers[slot] = Ledger(slot, self._open_region)
+        return self._ledgers[slot]
 
     def _locks_of(self, slot: Slot) -> SlotLocks:
         region = slot.registrations[0].region

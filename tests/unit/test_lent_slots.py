@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import resource
 import threading
@@ -11,9 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shmlane import Session, SlotRef, Timeouts
+from shmlane import RequestLost, Session, SlotRef, Timeouts
+from shmlane.inventory import clean_up
 from shmlane.records import State
-from shmlane.testing import ScriptedServer
+from shmlane.slots import Slot
+from shmlane.testing import Close, ScriptedServer, identity_model
 from tests.polling import eventually
 from tests.sessions import frame
 from tests.unit.one_slot import INPUT, OUTPUT, fill, serving
@@ -76,6 +80,28 @@ def test_views_that_die_in_a_forked_child_return_nothing(
         np.testing.assert_array_equal(view, frame(1))
         del view
         eventually(lambda: home.stats().free == 1, "it is back")
+
+
+def is_retired(session: Session, count: int) -> bool:
+    return session.stats().retired == count
+
+
+def test_slots_that_were_given_up_are_not_kept_one_after_another() -> None:
+    server = ScriptedServer([identity_model()], version="2.49.0")
+    with server, opened(server) as home:
+        alive = []
+        for number in range(1, 4):
+            home.adopt(filled(home, number)).release()
+            server.script(Close())
+            with pytest.raises(RequestLost):
+                home.infer({INPUT: frame(number)})
+            eventually(functools.partial(is_retired, home, number))
+            home.adopt(filled(home, number)).release()
+            gc.collect()
+            alive.append(sum(type(each) is Slot for each in gc.get_objects()))
+        assert alive == [alive[0]] * 3
+    # Memory that an old server may still write to stays until that has ended.
+    clean_up(only=server.url)
 
 
 class _Taken:
