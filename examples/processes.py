@@ -33,7 +33,8 @@ SLOTS = 8
 
 # A frame's number, and its slot; None after the last one.
 Job = tuple[int, shmlane.SlotRef] | None
-Answer = tuple[int, float]
+# What the server found in the frame of that number, or why it found nothing.
+Answer = tuple[int, float | shmlane.ShmlaneError]
 
 
 def draw_into(view: NDArray[Any], number: int) -> None:
@@ -63,11 +64,12 @@ def consume(
     with shmlane.Session.attach(handle, slots=0) as session:
         while (job := jobs.get()) is not None:
             number, ref = job
-            with (
-                contextlib.suppress(shmlane.HandoffExpired),
-                session.adopt(ref) as lease,
-            ):
-                answers.put((number, float(lease.infer()[OUTPUT].max())))
+            try:
+                with session.adopt(ref) as lease:
+                    answers.put((number, float(lease.infer()[OUTPUT].max())))
+            except shmlane.ShmlaneError as error:
+                # Such as HandoffExpired: nobody had time for it, and it was taken back.
+                answers.put((number, error))
 
 
 def run(url: str, frames: int, consumers: int) -> list[Answer]:
@@ -122,6 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seconds = time.perf_counter() - begun
     except shmlane.ShmlaneError as error:
         sys.exit(str(error))
+    for number, value in found:
+        if isinstance(value, shmlane.ShmlaneError):
+            sys.exit(f"frame {number} has no answer: {value}")
     wrong = [number for number, value in found if value != number]
     assert not wrong, f"these frames have another's answer: {wrong}"
     megabytes = given.frames * np.prod(SHAPE) * 4 / 1e6
