@@ -21,8 +21,9 @@ class SlotRef:
     """One slot that was handed over, for whoever adopts it first.
 
     Made by `Lease.detach`, used by `Session.adopt`. It can be pickled, and is short as
-    text as well: `str(ref)` and `SlotRef.parse`. generation: which of the hand-offs of
-    the slot this is; another one is not meant by it.
+    text as well: `str(ref)` and `SlotRef.parse`; `adopt` takes the text, too.
+    generation: which of the hand-offs of the slot this is; another one is not meant by
+    it.
     """
 
     region: str

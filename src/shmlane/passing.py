@@ -67,17 +67,17 @@ class Passing:
         else:
             region.leave()
 
-    def needs_opening(self, ref: SlotRef) -> bool:
+    def needs_opening(self, ref: SlotRef | str) -> bool:
         """Whether to `open` the slot's region before `adopt`, which waits otherwise."""
-        self._check_ref(ref)
+        ref = self._checked(ref)
         return not (self._lender.has_out(ref) or self._borrower.has_open(ref))
 
-    def open(self, ref: SlotRef) -> None:
-        self._borrower.open(ref)
+    def open(self, ref: SlotRef | str) -> None:
+        self._borrower.open(self._checked(ref))
 
-    def adopt(self, ref: SlotRef, lease: Holder) -> int:
+    def adopt(self, ref: SlotRef | str, lease: Holder) -> int:
         """Give `lease` a slot that was handed over; the bits of its given inputs."""
-        self._check_ref(ref)
+        ref = self._checked(ref)
         if self._lender.has_out(ref):
             return self._lender.take_back(ref, lease)
         return self._borrower.adopt(ref, lease)
@@ -88,10 +88,10 @@ class Passing:
         lender = self._borrower.hand_on if slot.is_borrowed else self._lender.lend
         return lender(lease, slot, given)
 
-    def _check_ref(self, ref: SlotRef) -> None:
-        if not isinstance(ref, SlotRef):
-            raise UsageError(f"{ref!r} is no SlotRef: give what detach() returned.")
+    def _checked(self, ref: SlotRef | str) -> SlotRef:
+        """The reference, which may come as its text."""
         self._check_shared("adopt slots")
+        return ref if isinstance(ref, SlotRef) else SlotRef.parse(ref)
 
     def _check_shared(self, what: str) -> None:
         if not self._memory.is_shared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import os
@@ -9,11 +10,20 @@ import resource
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shmlane import RequestLost, Session, SlotRef, Timeouts
+from shmlane import (
+    AsyncSession,
+    HandoffExpired,
+    RequestLost,
+    Session,
+    SlotRef,
+    Timeouts,
+    UsageError,
+)
 from shmlane.inventory import clean_up
 from shmlane.records import State
 from shmlane.slots import Slot
@@ -80,6 +90,29 @@ def test_views_that_die_in_a_forked_child_return_nothing(
         np.testing.assert_array_equal(view, frame(1))
         del view
         eventually(lambda: home.stats().free == 1, "it is back")
+
+
+def test_the_text_of_a_reference_is_as_good_as_the_reference(
+    server: ScriptedServer,
+) -> None:
+    async def adopt(text: Any) -> list[float]:
+        async with AsyncSession(server.url, "identity", slots=1) as session:
+            with await session.adopt(text) as lease:
+                return list((await lease.infer())[OUTPUT].ravel())
+
+    with opened(server) as home, opened(server) as other:
+        for adopter in (other, home):
+            text: Any = str(filled(home, 1))
+            with adopter.adopt(text) as lease:
+                assert lease.infer()[OUTPUT].tolist() == frame(1).tolist()
+        text = str(filled(home, 2))
+        assert asyncio.run(adopt(text)) == list(frame(2).ravel())
+        with pytest.raises(HandoffExpired):
+            other.adopt(text)
+        wrong: list[Any] = ["shmlane.gone", None, b"", 5]
+        for each in wrong:
+            with pytest.raises(UsageError, match=f"{each!r} is no reference to a slot"):
+                other.adopt(each)
 
 
 def is_retired(session: Session, count: int) -> bool:
