@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from shmlane import Session
+from shmlane import HandoffExpired, Session
 from tests.polling import eventually
 from tests.unit.one_slot import INPUT, OUTPUT, files_of, fill, serving
 
@@ -40,3 +41,26 @@ def test_whoever_ends_last_removes_what_both_had_open(
         second.close()
         eventually(lambda: not files_of(server), lambda: f"left: {files_of(server)}")
         assert server.regions == {}
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_only_shared_slots_can_be_adopted_after_their_home(is_shared: bool) -> None:
+    shapes = {INPUT: SHAPE}
+    with (
+        serving() as server,
+        Session(server.url, "identity", slots=1, shapes=shapes) as borrower,
+    ):
+        if is_shared:
+            home = Session.attach(borrower.share(slots=1), slots=1)
+        else:
+            home = Session(server.url, "identity", slots=1, shapes=shapes)
+        with home, home.lease() as lease:
+            lease.write(INPUT, np.full(SHAPE, 7, np.float32))
+            ref = lease.detach()
+        if is_shared:
+            with borrower.adopt(ref) as lease:
+                assert lease.infer()[OUTPUT].max() == 7
+        else:
+            with pytest.raises(HandoffExpired, match="its home has ended"):
+                borrower.adopt(ref)
+    assert files_of(server) == []
