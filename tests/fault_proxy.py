@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Any
 
 from shmlane.endpoint import Endpoint
+from shmlane.errors import ProtocolError
 from shmlane.replies import ReplyParser
 from shmlane.testing.listener import Address, Listener, reset
 
@@ -147,13 +148,31 @@ class Link:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the last bytes, if any, came from the target."""
-        return self._is_answered
+        """Whether the last bytes, if any, were the end of a reply of the target's."""
+        return self._is_answered and self._is_whole()
 
     def inject(self, data: bytes) -> None:
         """Send the client bytes that the target never sent."""
         with self._sending:
             self._client.sendall(data)
+
+    def inject_between(self, data: bytes) -> None:
+        """As `inject`, but not into a reply: nothing that comes between does that.
+
+        Bytes amid a body would be taken for a part of it, by any client.
+        """
+        with self._sending:
+            if self._is_whole():
+                self._client.sendall(data)
+
+    def _is_whole(self) -> bool:
+        """Whether none of the last reply is still to come."""
+        reply = self.replied[-1]
+        try:
+            return not reply or ReplyParser().feed(reply) is not None
+        except ProtocolError:
+            # More than one, or what was injected before.
+            return True
 
     def half_close(self) -> None:
         """Let the client see the end; what it still sends reaches the target."""
@@ -175,8 +194,9 @@ class Link:
         was_answered = self._is_answered
         self._is_answered = sink is self._client
         if self._is_answered:
-            self.replied[-1] += data
-            self.inject(data)
+            with self._sending:
+                self.replied[-1] += data
+                self._client.sendall(data)
             return
         if was_answered:
             self.replied.append(b"")
@@ -284,8 +304,8 @@ class FaultProxy:
         self._each(lambda link: link.break_off() if link.is_idle else None)
 
     def inject(self, data: bytes) -> None:
-        """Send every client bytes that the target never sent."""
-        self._each(lambda link: link.inject(data))
+        """Send every client bytes that the target never sent, between two replies."""
+        self._each(lambda link: link.inject_between(data))
 
     def _each(self, act: Callable[[Link], None]) -> None:
         for link in self.links:

@@ -22,7 +22,7 @@ from shmlane import (
 )
 from shmlane.testing import ScriptedServer, identity_model
 from shmlane.testing.listener import reset
-from tests.fault_proxy import FaultProxy, How
+from tests.fault_proxy import FaultProxy, How, Link, Way
 from tests.polling import eventually
 from tests.raw_http import HEALTH, RawConnection
 from tests.sessions import all_free, frame
@@ -312,3 +312,21 @@ def test_session_outlives_a_proxy_that_is_away(
         session.infer({NAME: frame(9.0)}, timeout=0.1)
     proxy.start()
     works_again(session)
+
+
+def test_nothing_comes_between_the_bytes_of_one_reply() -> None:
+    near, client = socket.socketpair()
+    far, target = socket.socketpair()
+    reply = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nabcdef"
+    stray = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"
+    with near, client, far, target:
+        link = Link(client, target, Way(), Way())
+        link.send(target, b"POST / HTTP/1.1\r\n\r\n")
+        link.send(client, reply[:-3])
+        link.inject_between(stray)
+        assert not link.is_idle
+        link.send(client, reply[-3:])
+        assert link.is_idle
+        assert near.recv(4096) == reply
+        link.inject_between(stray)
+        assert near.recv(4096) == stray
