@@ -25,7 +25,7 @@ from .options import RequestOptions
 from .pool import SlotPool
 from .slots import Holder, Slot
 from .tensors import NOTHING
-from .timing import Deadline
+from .timing import Deadline, no_time_left
 from .transport import timed_out, unread
 from .waiters import Waiter
 
@@ -193,6 +193,8 @@ class AsyncShell:
         Cancelled while a thread works on the slot, the lease ends, and its slot comes
         back when that thread is done.
         """
+        if limit == 0:
+            raise no_time_left(limit)
         flight = Landing(slot, given, limit, options)
         self._running += 1
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from . import control
-from .calls import ServerCalls
+from .calls import ServerCalls, in_time_of
 from .errors import (
     InferFailed,
     InferTimeout,
@@ -31,7 +31,7 @@ from .memory import SessionMemory
 from .options import RequestOptions
 from .requests import repeats_id
 from .slots import Channel, Slot
-from .timing import Deadline, in_seconds
+from .timing import Deadline, in_seconds, no_time_left
 
 # A connection found dead, or a registration found gone, is made anew and the request
 # sent again. Neither happens twice in a row unless the server is in trouble, so that
@@ -103,6 +103,8 @@ class BlockingShell:
         """Send and receive; whatever is raised, the slot's holds tell the truth."""
         # Whoever needs a deadline makes it of these: most calls need none.
         begun = time.monotonic()
+        if limit == 0:
+            raise no_time_left(limit)
         if options is not None and options.has_sequence:
             self._await_last_step(slot, options, Deadline(limit, begun))
         replayed = False
@@ -225,6 +227,8 @@ class BlockingShell:
         problem: why it has to be sent again. Raises what ends the request.
         """
         slot, options = flight.slot, flight.options
+        if flight.limit == 0:
+            raise no_time_left(flight.limit)
         if problem is not None:
             self.repair(flight, problem)
         else:
@@ -325,19 +329,18 @@ class BlockingShell:
         if self.is_closed:
             raise PoolClosed("the session was closed meanwhile; nothing was sent.")
         if deadline.has_passed:
-            raise InferTimeout(
-                f"no time was left of {in_seconds(deadline.limit)}; nothing was sent.",
-                timeout=deadline.limit,
-            )
+            raise no_time_left(deadline.limit)
         channel = slot.channel
-        if channel is None or not channel.is_quiet or repeats_id(slot, options):
-            if channel is not None:
-                channel.close()
-            channel = slot.channel = self._calls.connect(deadline)
-        for tensor, nbytes in self._exchange.building.outgrown(slot, given, options):
-            self._memory.grow_if_there_is_room(slot, tensor, nbytes)
-        if slot.obsolete or any(slot.unregistered()):
-            channel = self._register_again(slot, channel, deadline)
+        with in_time_of(deadline):
+            if channel is None or not channel.is_quiet or repeats_id(slot, options):
+                if channel is not None:
+                    channel.close()
+                channel = slot.channel = self._calls.connect(deadline)
+            outgrown = self._exchange.building.outgrown(slot, given, options)
+            for tensor, nbytes in outgrown:
+                self._memory.grow_if_there_is_room(slot, tensor, nbytes)
+            if slot.obsolete or any(slot.unregistered()):
+                channel = self._register_again(slot, channel, deadline)
         if slot.prepared is None or not slot.prepared.serves(given, options):
             self._exchange.prepare(slot, given, options)
         return channel

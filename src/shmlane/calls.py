@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from . import control
-from .errors import ShmlaneError
+from .errors import ServerUnreachable, ShmlaneError
 from .metadata import ModelMetadata
 from .settings import Settings
 from .slots import Channel, Slot
-from .timing import Deadline
+from .timing import Deadline, no_time_left
 from .transport import HttpConnection
 
 T = TypeVar("T")
@@ -37,6 +37,22 @@ def run(talk: control.Talk[T], channel: Channel, deadline: Deadline) -> T:
             time.sleep(step.seconds)
         else:
             reply = channel.call(step, deadline)
+
+
+@contextlib.contextmanager
+def in_time_of(deadline: Deadline) -> Iterator[None]:
+    """A server that did not answer until the caller's own time was up is no error.
+
+    Then it is `InferTimeout`, and nothing was sent; not where `Timeouts.connect` came
+    first, or the server was seen to be away.
+    """
+    try:
+        yield
+    except ServerUnreachable as error:
+        was_waiting = isinstance(error.__cause__, (TimeoutError, BlockingIOError))
+        if was_waiting and deadline.has_passed:
+            raise no_time_left(deadline.limit) from error
+        raise
 
 
 class ServerCalls:

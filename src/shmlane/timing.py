@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from .errors import UsageError
+from .errors import InferTimeout, UsageError
 
 
 class Default(Enum):
@@ -65,7 +65,20 @@ def check_timeout(value: float | None, name: str = "timeout") -> float | None:
 
 def in_seconds(limit: float | None) -> str:
     """A limit as people read it."""
-    return "no limit" if limit is None else f"{round(limit, 3):g} s"
+    if limit is None:
+        return "no limit"
+    if 0 < limit < 1e-3:
+        return f"{limit * 1e3:.2g} ms"
+    return f"{round(limit, 3):g} s"
+
+
+def no_time_left(limit: float | None) -> InferTimeout:
+    """For a caller whose time was up before its request could be sent."""
+    return InferTimeout(
+        f"no time was left of {in_seconds(limit)}; nothing was sent.",
+        hint="Raise the timeout: connections and registrations are made within it.",
+        timeout=limit,
+    )
 
 
 class Deadline:

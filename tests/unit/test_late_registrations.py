@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shmlane import ServerUnreachable, Session
+from shmlane import InferTimeout, Session
 from shmlane.testing import Delay, ScriptedServer, sink_model
 from tests.polling import eventually
 from tests.unit.scripted import SMALL
@@ -46,7 +46,7 @@ def give_up_registering(session: Session, server: ScriptedServer) -> threading.E
     go = threading.Event()
     server.unregister_all()
     server.script(Delay(go), path="/register")
-    with pytest.raises(ServerUnreachable):
+    with pytest.raises(InferTimeout):
         ask(session, 1, timeout=0.05)
     return go
 
