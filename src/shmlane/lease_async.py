@@ -111,7 +111,8 @@ class AsyncLease(BaseLendingLease):
         other._hold.clear()
         other._hold.append(None)
         other._hold.extend(iter(self._hold.pop, None))
-        other._slot, self._slot = self._slot, None
+        other._slot = self._slot
+        self._go_with_future()
         task = asyncio.create_task(other._own(timeout, options))
         # Also if it is cancelled before it has begun.
         task.add_done_callback(lambda _: other.release())

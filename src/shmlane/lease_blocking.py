@@ -91,7 +91,7 @@ class Lease(LendingLease):
         result = functools.partial(make, slot, epoch)
         submission = Submission(kept, slot, self._given, limit, options, make=result)
         # First: Ctrl-C must not leave a lease that can be used and has no slot.
-        self._slot = None
+        self._go_with_future()
         kept.take_over(self)
         return engine.receiver.submit(submission)
 

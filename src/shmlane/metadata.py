@@ -165,7 +165,8 @@ class TensorSpec:
             )
         if len(given) != len(self.shape):
             wanted = len(self.shape)
-            return f"It has {len(given)} dimensions, the model wants {wanted}."
+            noun = "dimension" if len(given) == 1 else "dimensions"
+            return f"It has {len(given)} {noun}, the model wants {wanted}."
         return ""
 
     def nbytes(self, shape: Shape) -> int:

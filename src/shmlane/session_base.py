@@ -18,6 +18,7 @@ from .endpoint import Connection
 from .engine import Engine
 from .errors import (
     ForkedSession,
+    LeaseExpired,
     NotPicklable,
     PoolClosed,
     ShmlaneError,
@@ -46,10 +47,14 @@ class State(Enum):
 
 
 class SendingLease(BaseLease):
-    """A lease of a session, however its caller waits for replies."""
+    """A lease of a session, however its caller waits for replies.
 
-    __slots__ = ()
+    _parted: why it has no slot, if it gave that away; not set before that.
+    """
+
+    __slots__ = ("_parted",)
     _host: BaseSession
+    _parted: str
 
     def _check(
         self, timeout: Timeout, options: RequestOptions | None
@@ -93,11 +98,26 @@ class SendingLease(BaseLease):
             )
         self._slot = None
         try:
-            return host._engine.passing.hand_over(self, slot, self._given)
+            ref = host._engine.passing.hand_over(self, slot, self._given)
         except BaseException:
             # Interrupted, it may have been lent: then it comes back by itself.
             self._slot = self.held
             raise
+        self._parted = "this lease was detached: its slot is for whoever adopts it."
+        return ref
+
+    def _go_with_future(self) -> None:
+        self._slot = None
+        self._parted = (
+            "this lease was submitted: its slot went along with its future or task."
+        )
+
+    def _unusable(self, slot: Slot | None) -> ShmlaneError:
+        error = super()._unusable(slot)
+        why = getattr(self, "_parted", "")
+        if why and type(error) is LeaseExpired:
+            return LeaseExpired(why, hint=error.hint)
+        return error
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn:
         """Refused: two leases would give back one slot."""
@@ -322,7 +342,10 @@ class BaseSession:
                 " belong to the parent process.",
                 hint="Open a session of its own in each process, after the fork.",
             )
-        return PoolClosed(f"the session for {self.model!r} is closed.")
+        return PoolClosed(
+            f"the session for {self.model!r} is closed.",
+            hint="Open a new one, or close it later.",
+        )
 
     def __repr__(self) -> str:
         state = self._state.value

@@ -6,6 +6,7 @@ is left out. Refuses to begin anything.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,9 @@ class StreamPlan(Generic[L, I, R]):
         timeout: Timeout,
         options: RequestOptions | None,
     ) -> None:
+        _check_function("write", write, called="with a lease and an item")
+        _check_function("read", read, called="with an item and its Result")
+        _check_function("progress", progress, called="as progress(done, total)")
         self.is_plain = write is None
         self.write: Callable[[L, Any], object] = write or _write_all
         self.read: Callable[[Any, Result], Any] = read or _copy
@@ -95,6 +99,22 @@ def _write_all(lease: BaseLease, item: object) -> None:
 
 def _copy(_item: object, result: Result) -> dict[str, Array]:
     return result._take()
+
+
+def _check_function(name: str, function: object, *, called: str) -> None:
+    if function is None:
+        return
+    if not callable(function):
+        raise UsageError(
+            f"{name} is a {type(function).__name__}: give a function, which is called"
+            f" {called}."
+        )
+    if inspect.iscoroutinefunction(function):
+        raise UsageError(
+            f"{name} is a coroutine function, whose result nobody would await.",
+            hint="Give a plain function; stream(..., workers=n) runs write and read in"
+            " threads, where they may wait.",
+        )
 
 
 def _length(items: object) -> int | None:

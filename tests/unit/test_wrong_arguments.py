@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmlane import Session, UsageError
+from shmlane import AsyncSession, Session, UsageError
 from shmlane.testing import ScriptedServer
 from tests.unit.asked import asked, doubling, session_on
 
@@ -140,3 +140,30 @@ def test_an_input_that_is_none_of_the_models_is_named(name: Any) -> None:
             session.infer({name: GOOD})
         assert asked(server) == []
         assert session.infer({"X": GOOD})["Y"].tolist() == (2 * GOOD).tolist()
+
+
+# --- functions of streams -------------------------------------------------------------
+
+
+async def _waits(*_: object) -> None:
+    """What a stream would call and never await."""
+
+
+@pytest.mark.parametrize("name", ["write", "read", "progress"])
+@pytest.mark.parametrize(
+    "given", [1, object(), "fill", _waits], ids=["int", "object", "str", "coroutine"]
+)
+def test_what_a_stream_cannot_call_is_refused_at_once(name: str, given: Any) -> None:
+    functions: dict[str, Any] = {name: given}
+    words = "workers=" if given is _waits else type(given).__name__
+    opened = session_on(doubling())
+    with opened as (_, session), pytest.raises(UsageError) as caught:
+        session.stream([], **functions)
+    told = str(caught.value)
+    assert name in told
+    assert words in told
+
+
+def test_a_stream_of_tasks_refuses_them_as_well() -> None:
+    with pytest.raises(UsageError, match="write is a coroutine function"):
+        AsyncSession("localhost:1", "m").stream([], write=_waits)
