@@ -7,9 +7,7 @@ blocking session does, with the same words. Refuses to work in two event loops.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import threading
 from collections.abc import (
     AsyncIterable,
     Callable,
@@ -30,6 +28,7 @@ from .errors import (
 from .handoff import SessionHandle, SlotRef
 from .lease_async import AsyncHost, AsyncLease
 from .leases import Result
+from .lifetimes import Ending, in_background
 from .metadata import Array, ModelMetadata
 from .options import RequestOptions
 from .outcomes import Progress
@@ -122,7 +121,7 @@ class AsyncSession(AsyncHost):
             return await self.open()
         except asyncio.CancelledError:
             # A thread may still be opening it, and nobody would close it.
-            _in_background(functools.partial(self._close_in_thread, wait=False))
+            in_background(functools.partial(self._close_in_thread, wait=False))
             raise
 
     async def __aexit__(
@@ -346,7 +345,14 @@ class AsyncSession(AsyncHost):
 
     def _take_back(self, engine: Engine) -> None:
         # The server is asked, which takes time, and keeps the session until it is done.
-        _in_background(functools.partial(super()._take_back, engine))
+        # Where no thread can be had, the end of the interpreter does this work.
+        in_background(functools.partial(super()._take_back, engine))
+
+    def _end_dropped(self, engine: Engine) -> None:
+        ending = Ending(functools.partial(engine.close, wait=False), engine.disown)
+        # The loop that is in the middle of this must not wait for a server.
+        if not (_is_in_a_loop() and in_background(ending.run)):
+            ending.run()
 
     # --- state ------------------------------------------------------------------------
 
@@ -375,7 +381,9 @@ class AsyncSession(AsyncHost):
             shell.close_from_anywhere()
 
 
-def _in_background(work: Callable[[], object]) -> None:
-    # Where no thread can be had, the end of the interpreter does this work.
-    with contextlib.suppress(RuntimeError):
-        threading.Thread(target=work, daemon=True).start()
+def _is_in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

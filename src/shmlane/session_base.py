@@ -255,7 +255,7 @@ class BaseSession:
             # Of a closed one, the rest may just be on its way back.
             state = repr(self) if self._state is State.OPEN else ""
             self._begin_to_close()
-            self._end(wait=False)
+            self._end_dropped(engine)
             if state:
                 warnings.warn(
                     f"{state} was dropped without close; use it in a with block.",
@@ -263,6 +263,10 @@ class BaseSession:
                     stacklevel=2,
                     source=self,
                 )
+
+    def _end_dropped(self, engine: Engine) -> None:
+        """In a finaliser: take back what is idle."""
+        engine.close(wait=False)
 
     # --- telling ----------------------------------------------------------------------
 

@@ -195,7 +195,7 @@ async def test_a_session_that_is_dropped_says_so_and_leaves_nothing(
     del session
     with pytest.warns(ResourceWarning, match="dropped without close"):
         sessions.clear()
-    assert server.regions == {}
+    await comes(lambda: server.regions == {}, "the server has forgotten it")
     await comes(lambda: descriptors() == before, "no descriptor is left")
 
 
