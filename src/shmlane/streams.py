@@ -213,9 +213,11 @@ class Course(Generic[L, I, R]):
 
     def _written(self, lease: L, item: I, number: int, error: Exception | None) -> None:
         """A thread has filled the slot, or has failed to."""
+        if error is not None:
+            # Not raised here: it would hold this frame, and the lease with it.
+            self._refuse(lease, number, error)
+            return
         try:
-            if error is not None:
-                raise error
             passage = self._passage(lease, item, number)
         except Exception as failure:
             self._refuse(lease, number, failure)
