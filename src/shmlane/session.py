@@ -304,9 +304,10 @@ class Session(BaseSession):
         count = self._settings.slots if slots is None else slots
         return engine.passing.share(checked_count(count))
 
-    def adopt(self, ref: SlotRef) -> Lease:
+    def adopt(self, ref: SlotRef | str) -> Lease:
         """The lease of a slot that was detached, by any session with this model.
 
+        ref: what `detach` returned, or its text.
         Its inputs are as they were filled; they can be changed, and more be filled.
         Released or detached, it goes back or on. Raises `HandoffExpired`, and
         `UsageError` for slots of another server or model.

@@ -294,7 +294,7 @@ class AsyncSession(AsyncHost):
             functools.partial(engine.passing.share, checked_count(count))
         )
 
-    async def adopt(self, ref: SlotRef) -> AsyncLease:
+    async def adopt(self, ref: SlotRef | str) -> AsyncLease:
         """As `Session.adopt`."""
         engine = await self._ensure_open()
         if engine.passing.needs_opening(ref):

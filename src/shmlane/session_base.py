@@ -127,7 +127,7 @@ class SendingLease(BaseLease):
             " outputs as copies.",
         )
 
-    def _adopt(self, engine: Engine, ref: SlotRef) -> None:
+    def _adopt(self, engine: Engine, ref: SlotRef | str) -> None:
         given = engine.passing.adopt(ref, self)
         self._begin()
         self._given = given
@@ -181,7 +181,7 @@ class BaseSession:
     @classmethod
     def attach(
         cls,
-        handle: SessionHandle,
+        handle: SessionHandle | str,
         *,
         slots: int = 1,
         connection: Connection | None = None,
@@ -189,9 +189,10 @@ class BaseSession:
     ) -> Self:
         """A session with slots that another process shares; see `share`.
 
-        slots: how many are claimed when this is opened, for as long as it lives; with 0
-        it can only `adopt`. The kernel gives back the claims of a process that dies. No
-        server is asked for it: a process that only fills and detaches needs none.
+        handle: what `share` returned, or its text. slots: how many are claimed when
+        this is opened, for as long as it lives; with 0 it can only `adopt`. The kernel
+        gives back the claims of a process that dies. No server is asked for it: a
+        process that only fills and detaches needs none.
         Raises `RegionError` where the shared slots are gone, and opening raises
         `SlotsClaimed` where too few are unclaimed.
         """

@@ -37,13 +37,15 @@ def told_of(settings: Settings, metadata: ModelMetadata) -> dict[str, Any]:
 
 
 def attached_settings(
-    handle: SessionHandle,
+    handle: SessionHandle | str,
     *,
     slots: int,
     connection: Connection | None,
     timeouts: Timeouts | None,
 ) -> Settings:
     """What a session is to be that claims `slots` of those of `handle`."""
+    if not isinstance(handle, SessionHandle):
+        handle = SessionHandle.parse(handle)
     region = _opened(handle)
     try:
         header = RegionHeader.parse(region.view)
@@ -168,8 +170,6 @@ class Claims:
 
 
 def _opened(handle: SessionHandle) -> OpenedRegion:
-    if not isinstance(handle, SessionHandle):
-        handle = SessionHandle.parse(handle)
     try:
         return OpenedRegion(handle.region)
     except FileNotFoundError:

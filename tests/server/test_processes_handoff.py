@@ -325,7 +325,7 @@ def test_what_is_no_reference_is_told(home: Session, text: str) -> None:
     with pytest.raises(UsageError, match="no reference"):
         SlotRef.parse(text)
     with pytest.raises(UsageError, match="no reference"):
-        home.adopt(text)  # type: ignore[arg-type]
+        home.adopt(text)
 
 
 @pytest.mark.parametrize(
