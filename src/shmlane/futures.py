@@ -31,10 +31,6 @@ class Kept(Holder):
         self._hold = [None]
         self._host = host
 
-    def take_over(self, lease: Holder) -> None:
-        """Have the slot of `lease` from now on; Ctrl-C finds this done or not begun."""
-        self._hold.extend(iter(lease._hold.pop, None))
-
     def release(self) -> None:
         """Give the slot back; doing so again does nothing."""
         if self.held is not None:

@@ -7,9 +7,8 @@ to make sessions; its own is `session_async`'s.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -63,14 +62,8 @@ class AsyncLease(BaseLendingLease):
 
     def view(self, name: str, shape: Iterable[int]) -> Array:
         """As `Lease.view`, also in a thread; see `write`."""
-        slot = self._keep()
-        try:
-            view = self._view(slot, name, shape)
-        finally:
-            self._let_go(slot)
-        if self._slot is None:
-            raise self._unusable(None)
-        return view
+        with _Busy(self) as slot:
+            return self._view(slot, name, shape)
 
     def write(self, name: str, array: Any, *, cast: bool = False) -> None:
         """As `Lease.write`, also in a thread: `asyncio.to_thread(lease.write, ...)`.
@@ -78,13 +71,8 @@ class AsyncLease(BaseLendingLease):
         Where the task is cancelled meanwhile, the thread goes on; until it has ended,
         the slot serves nobody else.
         """
-        slot = self._keep()
-        try:
+        with _Busy(self) as slot:
             self._write(slot, name, array, cast=cast)
-        finally:
-            self._let_go(slot)
-        if self._slot is None:
-            raise self._unusable(None)
 
     async def infer(
         self, *, timeout: Timeout = DEFAULT, options: RequestOptions | None = None
@@ -108,9 +96,7 @@ class AsyncLease(BaseLendingLease):
         self._check(timeout, options)
         other = AsyncLease(self._host, None)
         other._given = self._given
-        other._hold.clear()
-        other._hold.append(None)
-        other._hold.extend(iter(self._hold.pop, None))
+        other.take_over(self)
         other._slot = self._slot
         self._go_with_future()
         task = asyncio.create_task(other._own(timeout, options))
@@ -138,7 +124,7 @@ class AsyncLease(BaseLendingLease):
         flight = Flight(slot, self._given, limit)
         if not flight.is_ready:
             prepare = engine.shell.make_ready
-            with self._waiting():
+            with _Busy(self):
                 await shell.run_apart(self, prepare, slot, self._given, flight.deadline)
         return ForeignRequest.begin(slot, api, engine.exchange)
 
@@ -173,26 +159,9 @@ class AsyncLease(BaseLendingLease):
         shell.check_loop()
         # Whatever was read before expires, also if this fails.
         slot.epoch = epoch = slot.epoch + 1
-        # As `_waiting`, for less.
-        self._keep()
-        try:
+        with _Busy(self):
             answer = await shell.infer(self, slot, self._given, limit, options)
-        finally:
-            self._let_go(slot)
-        if self._slot is None:
-            raise self._unusable(None)
         return slot, epoch, answer
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Nobody else gets at the slot; raises if it is this lease's no more."""
-        slot = self._keep()
-        try:
-            yield
-        finally:
-            self._let_go(slot)
-        if self._slot is None:
-            raise self._unusable(None)
 
     def _keep(self) -> Slot:
         """The slot, at which nobody else gets, nor does it go back, until `_let_go`."""
@@ -319,6 +288,30 @@ class AsyncLease(BaseLendingLease):
         elif self._hold:
             state = "not begun"
         return f"<AsyncLease {state}>"
+
+
+class _Busy:
+    """Nobody else gets at the slot of a lease; raises if it is the lease's no more."""
+
+    __slots__ = ("_lease", "_slot")
+
+    def __init__(self, lease: AsyncLease) -> None:
+        self._lease = lease
+
+    def __enter__(self) -> Slot:
+        self._slot = slot = self._lease._keep()
+        return slot
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lease = self._lease
+        lease._let_go(self._slot)
+        if kind is None and lease._slot is None:
+            raise lease._unusable(None)
 
 
 def _fits(slot: Slot, name: str, array: object) -> bool:

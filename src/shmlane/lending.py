@@ -124,7 +124,7 @@ class Lender(Background):
             slot.is_lent = True
             notes.state = State.HANDED
             # Interrupted before this, the lease still has it, and no reference is out.
-            loan._hold.extend(iter(lease._hold.pop, None))
+            loan.take_over(lease)
         self._pool.on_wait = self.look
         self.nudge()
         return SlotRef(region, slot.index, generation)

@@ -49,6 +49,8 @@ class Outcomes(Generic[T]):
         self._ordered = ordered
         self._return_exceptions = return_exceptions
         self._progress = progress
+        # What ended the source, or the session: raised when all else is handed out.
+        self.failure: Exception | None = None
         # Of an ordered stream, those that came before their turn.
         self._early: dict[int, T | _Failure] = {}
         # What can be taken now.
@@ -107,6 +109,15 @@ class Outcomes(Generic[T]):
         finally:
             # The error holds this frame, and with it what its other frames hold.
             del outcome
+
+    def raise_failure(self) -> None:
+        failure, self.failure = self.failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            # It holds this frame, and with it what its other frames hold.
+            del failure
 
     def clear(self) -> None:
         """Nothing more is taken."""

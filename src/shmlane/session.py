@@ -26,6 +26,8 @@ from .session_base import (
     State,
     checked_inputs,
     checked_limit,
+    one_deadline,
+    time_left,
 )
 from .settings import checked_count
 from .stream_plan import StreamPlan
@@ -158,16 +160,12 @@ class Session(BaseSession):
         raise.
         """
         checked_inputs(inputs)
-        deadline = None
-        if timeout is not DEFAULT:
-            deadline = Deadline(checked_limit(timeout))
-        with self.lease(
-            timeout=DEFAULT if deadline is None else deadline.remaining
-        ) as lease:
+        deadline = one_deadline(timeout)
+        with self.lease(timeout=time_left(deadline)) as lease:
             for name, array in inputs.items():
                 lease._lend(name, array, cast=cast)
-            left = DEFAULT if deadline is None else deadline.remaining
-            return lease.infer(timeout=left, options=options)._take()
+            result = lease.infer(timeout=time_left(deadline), options=options)
+            return result._take()
 
     def submit(
         self,
@@ -182,16 +180,11 @@ class Session(BaseSession):
         The inputs are copied before this returns. It waits for a free slot as `lease`
         does: no more requests are in flight than there are slots.
         """
-        deadline = None
-        if timeout is not DEFAULT:
-            deadline = Deadline(checked_limit(timeout))
-        with self.lease(
-            timeout=DEFAULT if deadline is None else deadline.remaining
-        ) as lease:
+        deadline = one_deadline(timeout)
+        with self.lease(timeout=time_left(deadline)) as lease:
             for name, array in checked_inputs(inputs).items():
                 lease.write(name, array, cast=cast)
-            left = DEFAULT if deadline is None else deadline.remaining
-            return lease._submit_copies(left, options)
+            return lease._submit_copies(time_left(deadline), options)
 
     @overload
     def stream(
@@ -272,9 +265,7 @@ class Session(BaseSession):
             timeout=timeout,
             options=options,
         )
-        limit = self._timeouts.infer
-        if timeout is not DEFAULT:
-            limit = checked_limit(timeout)
+        limit = checked_limit(timeout, self._timeouts.infer)
         engine = self._ensure_open()
         course = Course(plan, items, self, engine.shell, engine.exchange, limit=limit)
         self._courses.add(course)

@@ -36,6 +36,8 @@ from .session_base import (
     State,
     checked_inputs,
     checked_limit,
+    one_deadline,
+    time_left,
 )
 from .settings import checked_count
 from .stream_plan import StreamPlan
@@ -145,10 +147,7 @@ class AsyncSession(AsyncHost):
         `async with session.lease() as lease`, or `lease = await session.lease()`. As
         `Session.lease` otherwise.
         """
-        limit = self._timeouts.lease
-        if timeout is not DEFAULT:
-            limit = checked_limit(timeout)
-        return AsyncLease(self, limit)
+        return AsyncLease(self, checked_limit(timeout, self._timeouts.lease))
 
     async def infer(
         self,
@@ -163,17 +162,13 @@ class AsyncSession(AsyncHost):
         As `Session.infer`.
         """
         checked_inputs(inputs)
-        deadline = None
-        if timeout is not DEFAULT:
-            deadline = Deadline(checked_limit(timeout))
+        deadline = one_deadline(timeout)
         # The step of a sequence that is cancelled is sent to its end all the same, by
         # when the caller's arrays may be others.
         is_step = isinstance(options, RequestOptions) and options.has_sequence
-        async with self.lease(
-            timeout=DEFAULT if deadline is None else deadline.remaining
-        ) as lease:
+        async with self.lease(timeout=time_left(deadline)) as lease:
             await lease._write_all(inputs, cast=cast, is_lent=not is_step)
-            left = DEFAULT if deadline is None else deadline.remaining
+            left = time_left(deadline)
             result = await lease.infer(timeout=left, options=options)
             return result._take()
 
@@ -191,16 +186,11 @@ class AsyncSession(AsyncHost):
         are made than there are slots. Cancelling the task is always safe.
         """
         checked_inputs(inputs)
-        deadline = None
-        if timeout is not DEFAULT:
-            deadline = Deadline(checked_limit(timeout))
-        lease = await self.lease(
-            timeout=DEFAULT if deadline is None else deadline.remaining
-        )
+        deadline = one_deadline(timeout)
+        lease = await self.lease(timeout=time_left(deadline))
         try:
             await lease._write_all(inputs, cast=cast)
-            left = DEFAULT if deadline is None else deadline.remaining
-            return lease._submit_copies(left, options)
+            return lease._submit_copies(time_left(deadline), options)
         except BaseException:
             lease.release()
             raise
@@ -289,10 +279,8 @@ class AsyncSession(AsyncHost):
         """As `Session.share`."""
         engine = await self._ensure_open()
         count = self._settings.slots if slots is None else slots
-        assert self._shell is not None
-        return await self._shell.run(
-            functools.partial(engine.passing.share, checked_count(count))
-        )
+        share = functools.partial(engine.passing.share, checked_count(count))
+        return await self._opened_shell().run(share)
 
     async def adopt(self, ref: SlotRef | str) -> AsyncLease:
         """As `Session.adopt`."""

@@ -36,7 +36,7 @@ from .slots import Holder, Slot
 from .stats import SessionStats
 from .streams import Course
 from .tensors import Tensor
-from .timing import DEFAULT, Default, Timeout, Timeouts, check_timeout
+from .timing import DEFAULT, Deadline, Default, Timeout, Timeouts, check_timeout
 
 
 class State(Enum):
@@ -71,9 +71,7 @@ class SendingLease(BaseLease):
             raise UsageError(
                 f"options is a {type(options).__name__}: give RequestOptions(...)."
             )
-        if timeout is DEFAULT:
-            return slot, engine, host._timeouts.infer
-        return slot, engine, checked_limit(timeout)
+        return slot, engine, checked_limit(timeout, host._timeouts.infer)
 
     def detach(self) -> SlotRef:
         """Lend the slot, as it is filled, to whichever process adopts it; ends this.
@@ -371,10 +369,19 @@ def _not_picklable(what: BaseSession | BaseLease, *, hint: str) -> NotPicklable:
     )
 
 
-def checked_limit(timeout: Timeout) -> float | None:
-    """A timeout that was given; `UsageError` if it is none."""
-    assert not isinstance(timeout, Default)
-    return check_timeout(timeout)
+def checked_limit(timeout: Timeout, default: float | None = None) -> float | None:
+    """The limit that was given, else `default`; `UsageError` if it is none."""
+    return default if isinstance(timeout, Default) else check_timeout(timeout)
+
+
+def one_deadline(timeout: Timeout) -> Deadline | None:
+    """One for all parts of a call; None where each part is to have its own limit."""
+    return None if timeout is DEFAULT else Deadline(checked_limit(timeout))
+
+
+def time_left(deadline: Deadline | None) -> Timeout:
+    """What of `one_deadline` is left for the next part."""
+    return DEFAULT if deadline is None else deadline.remaining
 
 
 def checked_inputs(inputs: Mapping[str, Any]) -> Mapping[str, Any]:

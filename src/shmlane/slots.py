@@ -80,6 +80,11 @@ class Holder:
         # Any, for it is read on the hot path, where nobody asks whether it is None.
         self._hold: list[Any] = [None, slot]
 
+    def take_over(self, other: Holder) -> None:
+        """Have the slot of `other` from now on; Ctrl-C finds this done or not begun."""
+        del self._hold[1:]
+        self._hold.extend(iter(other._hold.pop, None))
+
     @property
     def held(self) -> Slot | None:
         """The slot, None before and after."""

@@ -91,8 +91,6 @@ class Course(Generic[L, I, R]):
         # An item that has been fetched and waits for a slot.
         self._waiting: deque[I] = deque()
         self._is_exhausted = False
-        # What ended the source, or the session: raised when all else is handed out.
-        self._failure: Exception | None = None
         self._thread = 0
         self._source_is_slow = False
         self._looked = 0.0
@@ -127,19 +125,10 @@ class Course(Generic[L, I, R]):
                     self._look_if_busy()
             elif self._busy:
                 self._look(self._timetable.remaining)
-            elif self._failure is not None:
-                self._raise_failure()
+            elif outcomes.failure is not None:
+                outcomes.raise_failure()
             elif self._is_exhausted and not self._waiting:
                 return
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        try:
-            if failure is not None:
-                raise failure
-        finally:
-            # It holds this frame, and with it what its other frames hold.
-            del failure
 
     @property
     def _busy(self) -> int:
@@ -189,7 +178,7 @@ class Course(Generic[L, I, R]):
 
     def _end(self, failure: Exception) -> None:
         """Begin no more, because of what is not the fault of one item."""
-        self._failure = failure
+        self._outcomes.failure = failure
         self._is_exhausted = True
         self._waiting.clear()
 
@@ -202,17 +191,16 @@ class Course(Generic[L, I, R]):
             return
         try:
             self._plan.write(lease, item)
-            passage = self._passage(lease, item, number)
         except Exception as error:
-            self._refuse(lease, number, error)
+            self._written(lease, item, number, error)
         except BaseException:
             lease.release()
             raise
         else:
-            self._launch(passage, None)
+            self._written(lease, item, number, None)
 
     def _written(self, lease: L, item: I, number: int, error: Exception | None) -> None:
-        """A thread has filled the slot, or has failed to."""
+        """The slot was filled, here or in a thread, or could not be."""
         if error is not None:
             # Not raised here: it would hold this frame, and the lease with it.
             self._refuse(lease, number, error)
@@ -253,10 +241,7 @@ class Course(Generic[L, I, R]):
             is_ready = problem is None and passage.is_ready
             if not (is_ready and passage.send(self._exchange)):
                 self._shell.launch(passage, problem)
-            # As `_expect`, without a call.
-            channel = passage.slot.channel
-            assert channel is not None
-            self._board.expect(channel, passage)
+            self._expect(passage)
         except Exception as error:
             self._fail(passage, error)
             return

@@ -105,8 +105,6 @@ class AsyncCourse(Generic[L, I, R]):
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._is_exhausted = False
-        # What ended the source, or the session: raised when all else is handed out.
-        self._failure: Exception | None = None
         self._leased = 0
         self._threads = plan.threads()
         self._tasks: list[asyncio.Task[None]] | None = None
@@ -123,7 +121,7 @@ class AsyncCourse(Generic[L, I, R]):
         while not self._outcomes.ready:
             if all(task.done() for task in self._tasks):
                 await self.close()
-                self._raise_failure()
+                self._outcomes.raise_failure()
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
@@ -173,18 +171,9 @@ class AsyncCourse(Generic[L, I, R]):
         except Exception as error:
             # Not of one item: of the source, or of the session.
             self._is_exhausted = True
-            self._failure = self._failure or error
+            self._outcomes.failure = self._outcomes.failure or error
         finally:
             self._news.set()
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        try:
-            if failure is not None:
-                raise failure
-        finally:
-            # It holds this frame, and with it what its other frames hold.
-            del failure
 
     async def _fetch(self) -> tuple[int, I] | None:
         async with self._fetching:
