@@ -207,7 +207,8 @@ def test_nothing_stays_of_a_session_that_is_collected_as_a_slot_comes_back(
 
     with pytest.warns(ResourceWarning, match="dropped without close"):
         drop_a_session()
-    assert not files_of(server)
+    # Another thread's collector may have found it first, and still be ending it.
+    eventually(lambda: not files_of(server), lambda: f"left: {files_of(server)}")
     assert not server.regions
 
 
