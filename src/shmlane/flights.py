@@ -26,7 +26,7 @@ SMALL_BYTES = 64 << 10
 class Flight:
     """One request on a slot, and until when its reply is waited for.
 
-    given: bits of the inputs that are sent. limit: seconds for all of it, from now on.
+    given: bits of the inputs that are sent. limit: seconds for all of it, since begun.
     attempt: how often it had to be made ready again. replayed: whether it was sent
     again although it may have run. is_over: nothing is sent any more, here or again.
     """
@@ -34,6 +34,7 @@ class Flight:
     __slots__ = (
         "__weakref__",
         "attempt",
+        "begun",
         "given",
         "is_new",
         "is_over",
@@ -52,32 +53,42 @@ class Flight:
         options: RequestOptions | None = None,
     ) -> None:
         self.slot = slot
-        self.given = given
         self.limit = limit
         self.options = options
-        self.when = math.inf if limit is None else time.monotonic() + limit
-        self.attempt = 0
-        self.replayed = False
         self.is_over = False
         # Nothing of the reply has come yet.
         self.is_new = True
+        self.begin_anew(given)
+
+    def begin_anew(self, given: int) -> None:
+        """Be the next request on the same slot, from now on."""
+        self.given = given
+        self.begun = begun = time.monotonic()
+        limit = self.limit
+        self.when = math.inf if limit is None else begun + limit
+        self.attempt = 0
+        self.replayed = False
 
     @property
     def deadline(self) -> Deadline:
-        begun = None if self.limit is None else self.when - self.limit
-        return Deadline(self.limit, begun)
+        return Deadline(self.limit, self.begun)
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it can be sent as it is: connected, registered and prepared."""
-        prepared, channel = self.slot.prepared, self.slot.channel
+    def is_prepared(self) -> bool:
+        """Whether it is connected, registered and built."""
+        prepared = self.slot.prepared
         return (
             prepared is not None
             and prepared.given == self.given
             and prepared.options is self.options
-            and channel is not None
-            and channel.is_quiet
+            and self.slot.channel is not None
         )
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be sent as it is."""
+        channel = self.slot.channel
+        return channel is not None and self.is_prepared and channel.is_quiet
 
     @property
     def is_small(self) -> bool:

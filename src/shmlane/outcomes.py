@@ -20,6 +20,8 @@ _WINDOW = 2
 
 
 class _Failure:
+    """In the place of a result."""
+
     __slots__ = ("error",)
 
     def __init__(self, error: Exception) -> None:
@@ -75,15 +77,12 @@ class Outcomes(Generic[T]):
         self._begun += 1
         return number
 
-    def finish(self, number: int, result: T) -> None:
-        self._put(number, result)
-
     def fail(self, number: int, error: Exception) -> None:
         self.failed += 1
         error.add_note(f"This is what became of item {number} of the stream.")
-        self._put(number, _Failure(error))
+        self.finish(number, _Failure(error))
 
-    def _put(self, number: int, outcome: T | _Failure) -> None:
+    def finish(self, number: int, outcome: T | _Failure) -> None:
         if self._ordered:
             if number != self._next:
                 self._early[number] = outcome

@@ -284,6 +284,31 @@ class Session(BaseSession):
         lease._begin()
         return lease
 
+    def _pass_on(self, lease: Lease) -> Lease | None:
+        """As to give back `lease` and take the next, where its slot can stay.
+
+        None if it cannot: others wait for one, or views of this one are alive.
+        """
+        slot = lease._slot
+        engine = self._engine
+        if (
+            slot is None
+            or engine is None
+            or self._state is not State.OPEN
+            or engine.pool.has_waiters
+            or slot.has_loans
+            or not slot.is_at_rest
+        ):
+            return None
+        following = Lease(self)
+        # Nothing is called from here on: Ctrl-C finds all of this done, or nothing.
+        following._hold = lease._hold
+        following._slot = slot
+        lease._hold = []
+        lease._slot = None
+        slot.epoch += 1
+        return following
+
     def share(self, *, slots: int | None = None) -> SessionHandle:
         """Make slots beside those of this session, for processes that attach.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import time
 from collections import deque
@@ -21,13 +22,11 @@ from .exchange import Answer, Exchange, Verdict
 from .flights import Flight, Timetable
 from .leases import BaseLease, Result
 from .options import RequestOptions
-from .slots import Slot
 from .stream_plan import StreamPlan
 from .transport import timed_out
 from .workshop import Workshop
 
 L = TypeVar("L", bound=BaseLease)
-L_co = TypeVar("L_co", bound=BaseLease, covariant=True)
 I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
 
@@ -35,36 +34,65 @@ R = TypeVar("R")
 _SLOW_SOURCE = 1e-3
 # Between two results that are asked for, replies are looked for after so long.
 _LOOK_AGAIN = 1e-4
+# A connection that was read to its end is taken to be quiet for so long.
+_STILL_QUIET = 1e-4
 
 
-class StreamHost(Protocol[L_co]):
+class StreamHost(Protocol[L]):
     """What a stream asks of its session."""
 
-    def _take_lease(self, *, wait: bool) -> L_co | None: ...
+    def _take_lease(self, *, wait: bool) -> L | None: ...
+    def _pass_on(self, lease: L) -> L | None: ...
     def _why_unusable(self) -> ShmlaneError | None: ...
 
 
 class Passage(Flight, Generic[L]):
-    """The request of one item."""
+    """A slot of the stream, and the request of the item that is on it now.
 
-    __slots__ = ("epoch", "item", "lease", "number")
+    read_at: when its connection was last found to hold nothing but the reply.
+    """
+
+    __slots__ = ("epoch", "item", "lease", "number", "read_at")
 
     def __init__(
         self,
-        slot: Slot,
+        lease: L,
         limit: float | None,
         options: RequestOptions | None,
         *,
-        lease: L,
         number: int,
         item: object,
     ) -> None:
-        Flight.__init__(self, slot, lease._given, limit, options)
+        slot = lease._slot
+        assert slot is not None
+        Flight.__init__(self, slot, 0, limit, options)
         self.lease = lease
         self.number = number
         self.item = item
-        # Whatever was read before expires.
+        self.epoch = slot.epoch
+        self.read_at = -math.inf
+
+    def depart(self) -> None:
+        """The item was written: its time begins, and whatever was read before expires.
+
+        Raises what tells why it cannot be sent.
+        """
+        lease, slot, given = self.lease, self.slot, self.lease._given
+        if lease._slot is None or slot.server_hold or ~given & slot.required:
+            raise lease._not_ready(lease._slot)
+        self.begin_anew(given)
         self.epoch = slot.epoch = slot.epoch + 1
+
+    @property
+    def is_ready(self) -> bool:
+        """As of every flight; what was read a moment ago is not looked at again.
+
+        A stray reply that comes in this moment is told by its id, as one that comes
+        after the look.
+        """
+        if self.begun - self.read_at < _STILL_QUIET:
+            return self.is_prepared
+        return super().is_ready
 
 
 class Course(Generic[L, I, R]):
@@ -121,7 +149,7 @@ class Course(Generic[L, I, R]):
             if ready:
                 yield outcomes.take()
                 # While results are asked for slowly, replies come that make room.
-                if time.monotonic() - self._looked > _LOOK_AGAIN:
+                if ready and time.monotonic() - self._looked > _LOOK_AGAIN:
                     self._look_if_busy()
             elif self._busy:
                 self._look(self._timetable.remaining)
@@ -165,6 +193,7 @@ class Course(Generic[L, I, R]):
         return bool(self._outcomes.ready)
 
     def _fetch(self) -> bool:
+        """Whether there is another item now; what the source raises ends the stream."""
         if self._is_exhausted:
             return False
         begun = time.monotonic()
@@ -172,6 +201,9 @@ class Course(Generic[L, I, R]):
             self._waiting.append(next(self._source))
         except StopIteration:
             self._is_exhausted = True
+            return False
+        except Exception as error:
+            self._end(error)
             return False
         self._source_is_slow = time.monotonic() - begun > _SLOW_SOURCE
         return True
@@ -183,75 +215,78 @@ class Course(Generic[L, I, R]):
         self._waiting.clear()
 
     def _begin(self, lease: L, item: I) -> None:
-        number = self._outcomes.begin()
+        passage = Passage(
+            lease,
+            self._limit,
+            self._plan.options,
+            number=self._outcomes.begin(),
+            item=item,
+        )
         if self._workshop is not None:
             write = functools.partial(self._plan.write, lease, item)
-            then = functools.partial(self._written, lease, item, number)
+            then = functools.partial(self._written_in_thread, passage)
             self._workshop.do(write, then, lease)
             return
-        try:
-            self._plan.write(lease, item)
-        except Exception as error:
-            self._written(lease, item, number, error)
-        except BaseException:
-            lease.release()
-            raise
-        else:
-            self._written(lease, item, number, None)
+        # First: whatever ends the stream meanwhile, its slot is given back.
+        self._flying[passage] = passage
+        self._write(passage)
 
-    def _written(self, lease: L, item: I, number: int, error: Exception | None) -> None:
-        """The slot was filled, here or in a thread, or could not be."""
-        if error is not None:
-            # Not raised here: it would hold this frame, and the lease with it.
-            self._refuse(lease, number, error)
-            return
+    def _go_on(self, passage: Passage[L]) -> bool:
+        """Whether the next item has the slot, which is then in no other hands between.
+
+        Not while others wait for one, or while the results that are there would wait
+        for a slow source.
+        """
+        outcomes, waiting = self._outcomes, self._waiting
+        if self._source_is_slow or outcomes.room <= 0 or not (waiting or self._fetch()):
+            return False
+        lease = self._host._pass_on(passage.lease)
+        if lease is None:
+            return False
+        passage.lease = lease
+        passage.item = waiting.popleft()
+        passage.number = outcomes.begin()
+        self._write(passage)
+        return True
+
+    def _write(self, passage: Passage[L]) -> None:
         try:
-            passage = self._passage(lease, item, number)
-        except Exception as failure:
-            self._refuse(lease, number, failure)
-        except BaseException:
-            lease.release()
-            raise
+            self._plan.write(passage.lease, passage.item)
+            passage.depart()
+        except Exception as error:
+            self._fail(passage, error)
         else:
             self._launch(passage, None)
 
-    def _passage(self, lease: L, item: I, number: int) -> Passage[L]:
-        slot = lease._slot
-        if slot is None or slot.server_hold or ~lease._given & slot.required:
-            raise lease._not_ready(slot)
-        return Passage(
-            slot,
-            self._limit,
-            self._plan.options,
-            lease=lease,
-            number=number,
-            item=item,
-        )
-
-    def _refuse(self, lease: L, number: int, error: Exception) -> None:
-        lease.release()
-        self._outcomes.fail(number, error)
+    def _written_in_thread(self, passage: Passage[L], error: Exception | None) -> None:
+        """The slot was filled, or could not be."""
+        self._flying[passage] = passage
+        if error is not None:
+            # Not raised here: it would hold this frame, and the lease with it.
+            self._fail(passage, error)
+            return
+        try:
+            passage.depart()
+        except Exception as failure:
+            self._fail(passage, failure)
+        else:
+            self._launch(passage, None)
 
     def _launch(
         self, passage: Passage[L], problem: Verdict | RequestLost | None
     ) -> None:
-        # First: whatever ends the stream meanwhile, its slot is given back.
-        self._flying[passage] = passage
         try:
             is_ready = problem is None and passage.is_ready
             if not (is_ready and passage.send(self._exchange)):
                 self._shell.launch(passage, problem)
-            self._expect(passage)
+            channel = passage.slot.channel
+            assert channel is not None
+            self._board.expect(channel, passage)
         except Exception as error:
             self._fail(passage, error)
             return
         if passage.when < self._timetable.next:
             self._timetable.note(passage)
-
-    def _expect(self, passage: Passage[L]) -> None:
-        channel = passage.slot.channel
-        assert channel is not None
-        self._board.expect(channel, passage)
 
     # --- ending -----------------------------------------------------------------------
 
@@ -290,9 +325,12 @@ class Course(Generic[L, I, R]):
             self._fail(passage, error)
             return
         if isinstance(outcome, Answer):
+            passage.read_at = self._looked
             self._read(passage, Result(passage.slot, passage.epoch, outcome))
         elif outcome is None:
-            self._expect(passage)
+            channel = passage.slot.channel
+            assert channel is not None
+            self._board.expect(channel, passage)
         else:
             self._launch(passage, outcome)
 
@@ -309,13 +347,12 @@ class Course(Generic[L, I, R]):
             value = self._plan.read(passage.item, result)
         except Exception as error:
             self._fail(passage, error)
-        else:
-            self._finish(passage, value)
-
-    def _finish(self, passage: Passage[L], value: R) -> None:
-        self._flying.pop(passage, None)
-        passage.lease.release()
+            return
         self._outcomes.finish(passage.number, value)
+        del value
+        if not self._go_on(passage):
+            self._flying.pop(passage, None)
+            passage.lease.release()
 
     def _read_in_thread(
         self, workshop: Workshop, passage: Passage[L], result: Result
@@ -324,10 +361,11 @@ class Course(Generic[L, I, R]):
         read, item = self._plan.read, passage.item
 
         def ended(error: Exception | None) -> None:
-            if error is None:
-                self._finish(passage, values[0])
-            else:
+            if error is not None:
                 self._fail(passage, error)
+                return
+            passage.lease.release()
+            self._outcomes.finish(passage.number, values[0])
 
         workshop.do(lambda: values.append(read(item, result)), ended, passage.lease)
         self._flying.pop(passage, None)

@@ -53,6 +53,7 @@ class HttpConnection:
         "_sendmsg",
         "_socket",
         "_woken_at",
+        "fileno",
     )
 
     def __init__(self, connected: socket.socket, *, address: str = "") -> None:
@@ -63,6 +64,8 @@ class HttpConnection:
         self._sendmsg: Callable[..., int] = connected.sendmsg
         self._recv = connected.recv
         self._recv_into = connected.recv_into
+        # -1 once it is closed.
+        self.fileno: Callable[[], int] = connected.fileno
         poller = select.poll()
         poller.register(connected, select.POLLIN)
         self._poll: Callable[[float | None], object] = poller.poll
@@ -93,9 +96,6 @@ class HttpConnection:
     def is_quiet(self) -> bool:
         """False when an idle connection has something to read: end, error or strays."""
         return not self._poll(0)
-
-    def fileno(self) -> int:
-        return -1 if self._socket is None else self._socket.fileno()
 
     def send(self, request: bytes) -> bool:
         """True when every byte was handed to the kernel.
