@@ -349,7 +349,6 @@ class Course(Generic[L, I, R]):
             self._fail(passage, error)
             return
         self._outcomes.finish(passage.number, value)
-        del value
         if not self._go_on(passage):
             self._flying.pop(passage, None)
             passage.lease.release()

@@ -147,10 +147,11 @@ def test_a_server_that_forgot_is_told_again(shared: Pair) -> None:
 def test_what_is_lost_is_sent_again_if_that_is_allowed(memory: str) -> None:
     connection = Connection(replay=True)
     with flowing(slots=2, memory=memory, connection=connection) as (server, session):
-        server.script(*[Close()] * 2)
+        # Only one: a second might meet the same item again.
+        server.script(Close())
         stream = session.stream(range(9), write=fill, read=number_of)
         assert list(stream) == list(range(9))
-        assert len(asked(server)) == 11
+        assert len(asked(server)) == 10
         all_free(session)
 
 
