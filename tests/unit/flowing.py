@@ -26,7 +26,7 @@ from shmlane.receiver import Receiver
 from shmlane.testing import FakeModel, ScriptedServer
 from tests.polling import eventually
 from tests.sessions import Array, all_free
-from tests.unit.asked import session_on
+from tests.unit.asked import session_on, slots_of
 
 SIZE = 8
 LIMIT = 10.0
@@ -173,6 +173,12 @@ def unharmed(pair: Pair) -> Iterator[None]:
     eventually(lambda: threading.active_count() <= threads, "threads have ended")
     values = list(session.stream(range(9), write=fill, read=number_of))
     assert values == list(range(9))
+
+
+def all_came(session: Session) -> bool:
+    """Whether there is a reply for all that is in flight."""
+    flying = [slot for slot in slots_of(session) if slot.server_hold]
+    return not any(slot.channel is None or slot.channel.is_quiet for slot in flying)
 
 
 def receiver_of(session: Session) -> Receiver:

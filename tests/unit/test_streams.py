@@ -20,11 +20,12 @@ from shmlane import LeaseTimeout, RequestOptions, Session, Timeouts, UsageError
 from shmlane.streams import _SLOW_SOURCE
 from tests.polling import eventually
 from tests.sessions import Array, all_free
-from tests.unit.asked import asked, session_on, slots_of, words
+from tests.unit.asked import asked, session_on, words
 from tests.unit.flowing import (
     LIMIT,
     Gates,
     Pair,
+    all_came,
     fill,
     flowing,
     is_idle,
@@ -56,12 +57,6 @@ def shared(gates: Gates) -> Iterator[Pair]:
     with flowing(slots=SLOTS, gates=gates) as pair:
         yield pair
         all_free(pair[1])
-
-
-def all_came(session: Session) -> bool:
-    """Whether there is a reply for all that is in flight."""
-    flying = [slot for slot in slots_of(session) if slot.server_hold]
-    return not any(slot.channel is None or slot.channel.is_quiet for slot in flying)
 
 
 class Source:
