@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, TypeVar
 
 from .blocking import STEP_PAUSE, BlockingShell
 from .board import Board
@@ -24,10 +24,10 @@ from .leases import BaseLease
 from .options import RequestOptions
 from .pool import SlotPool
 from .slots import Holder, Slot
-from .tensors import NOTHING
 from .timing import Deadline, no_time_left
 from .transport import timed_out, unread
 from .waiters import Waiter
+from .work import Work
 
 T = TypeVar("T")
 
@@ -67,45 +67,6 @@ class Landing(Flight):
 
     __slots__ = ("outcome",)
     outcome: asyncio.Future[Answer | Verdict | RequestLost]
-
-
-class _Work(Generic[T]):
-    """What a thread is to do, and then what came of it, which is taken once.
-
-    Futures go round in circles with themselves. An error that one kept would keep what
-    its callers' frames hold, views of slots too, until the collector comes.
-    """
-
-    __slots__ = ("_arguments", "_error", "_value", "_work")
-    _value: T
-
-    def __init__(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> None:
-        self._work = work
-        self._arguments = arguments
-        self._error: BaseException | None = None
-
-    def do(self) -> Self:
-        work, arguments = self._work, self._arguments
-        self._work, self._arguments = NOTHING, ()
-        try:
-            self._value = work(*arguments)
-        except BaseException as error:
-            self._error = error
-        return self
-
-    def forget(self) -> None:
-        """Nobody is to be told of an error."""
-        self._error = None
-
-    def take(self) -> T:
-        """The value, or raises the error."""
-        error, self._error = self._error, None
-        try:
-            if error is not None:
-                raise error
-            return self._value
-        finally:
-            del error
 
 
 class AsyncShell:
@@ -344,19 +305,19 @@ class AsyncShell:
         work: Callable[..., T],
         *arguments: Any,
         threads: ThreadPoolExecutor | None = None,
-    ) -> Future[_Work[T]]:
+    ) -> Future[Work[T]]:
         if self._is_closed:
             raise PoolClosed("the session was closed meanwhile; nothing was sent.")
-        return (threads or self._threads).submit(_Work(work, arguments).do)
+        return (threads or self._threads).submit(Work(work, arguments).do)
 
     @staticmethod
-    def _leave_to(future: Future[_Work[T]], lease: BaseLease) -> None:
+    def _leave_to(future: Future[Work[T]], lease: BaseLease) -> None:
         """Have the slot given back by the thread that works on it, once it is done."""
         kept = Kept(lease._host)
         kept.take_over(lease)
         lease._slot = None
 
-        def ended(future: Future[_Work[T]]) -> None:
+        def ended(future: Future[Work[T]]) -> None:
             if not future.cancelled():
                 future.result().forget()
             kept.release()

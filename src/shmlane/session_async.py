@@ -43,9 +43,11 @@ from .settings import checked_count
 from .stream_plan import StreamPlan
 from .streams_async import AsyncCourse, AsyncStream
 from .timing import DEFAULT, Deadline, Timeout, check_timeout
+from .work import Work
 
 I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
+T = TypeVar("T")
 
 _OPEN_PAUSE = 0.05
 
@@ -86,8 +88,7 @@ class AsyncSession(AsyncHost):
 
     async def _open_in_thread(self) -> None:
         if self._state is not State.OPEN:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, self._open_once)
+            (await _in_thread(self._open_once)).take()
 
     async def _enter_loop(self, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
@@ -96,7 +97,7 @@ class AsyncSession(AsyncHost):
         except Exception:
             # No descriptor left, or no system on which a loop can do this.
             at_once = functools.partial(self._close_in_thread, wait=False)
-            await loop.run_in_executor(None, at_once)
+            (await _in_thread(at_once)).take()
             raise
 
     def _close_in_thread(self, *, wait: bool) -> None:
@@ -109,10 +110,9 @@ class AsyncSession(AsyncHost):
         As `Session.close`. Tasks that wait for replies get them meanwhile. Cancelled,
         it is finished in the background.
         """
-        loop = asyncio.get_running_loop()
         closing = functools.partial(self._close_in_thread, wait=wait)
         try:
-            await asyncio.shield(loop.run_in_executor(None, closing))
+            (await asyncio.shield(_in_thread(closing))).take()
         finally:
             # In a forked child, what the loop watches is the parent's to change.
             if self._shell is not None and self._state is not State.FORKED:
@@ -367,6 +367,11 @@ class AsyncSession(AsyncHost):
         shell = getattr(self, "_shell", None)
         if shell is not None and self._state is not State.FORKED:
             shell.close_from_anywhere()
+
+
+def _in_thread(work: Callable[[], T]) -> asyncio.Future[Work[T]]:
+    """Begin `work` in a thread of the running loop."""
+    return asyncio.get_running_loop().run_in_executor(None, Work(work).do)
 
 
 def _is_in_a_loop() -> bool:
