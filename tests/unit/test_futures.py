@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from shmlane import (
     LeaseTimeout,
     PoolClosed,
     UsageError,
+    flights,
 )
 from shmlane.testing import Delay
 from tests.polling import eventually
@@ -31,6 +33,7 @@ from tests.unit.flowing import (
     LIMIT,
     Outputs,
     Pair,
+    all_came,
     answer,
     fill,
     flowing,
@@ -383,22 +386,29 @@ def test_without_a_limit_a_future_waits_for_ever(shared: Pair) -> None:
 
 
 def test_a_reply_that_came_in_time_counts_though_nobody_could_look(
-    shared: Pair,
+    shared: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, session = shared
     go, slow, quick = (threading.Event() for _ in range(3))
     server.script(Delay(slow), Delay(quick))
     held = session.submit(item(1))
     server.wait_for(1)
-    other = session.submit(item(2), timeout=0.1)
+    other = session.submit(item(2), timeout=LIMIT)
     server.wait_for(2)
-    deadline = time.monotonic() + 0.1
-    held.add_done_callback(lambda _: go.wait(LIMIT))
+    stands_still = threading.Event()
+
+    def stand_still(_: Future[Outputs]) -> None:
+        stands_still.set()
+        go.wait(LIMIT)
+
+    held.add_done_callback(stand_still)
     slow.set()
     assert answer(held) == 1
+    assert stands_still.wait(LIMIT)
     # The thread stands still in the callback while the reply comes.
     quick.set()
-    eventually(lambda: server.in_model == 0)
-    eventually(lambda: time.monotonic() > deadline + 0.01)
+    eventually(lambda: all_came(session), "the reply lies in its connection")
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * LIMIT)
+    monkeypatch.setattr(flights, "time", later)
     go.set()
     assert answer(other) == 2

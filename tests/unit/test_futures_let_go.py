@@ -48,6 +48,8 @@ def test_a_dropped_result_gives_its_slot_back_while_another_future_waits(
     with two_slots(server, memory=memory) as session:
         server.script(Delay(go))
         waiting = session.submit({INPUT: frame(1)})
+        # Of two connections the server may read either first.
+        server.wait_for(1)
         with session.lease() as lease:
             fill(lease, 2)
             assert lease.submit().result(10)[OUTPUT].tolist() == frame(2).tolist()

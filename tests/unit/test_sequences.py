@@ -41,6 +41,18 @@ def step(
     assert came["Y"].tolist() == ROW.tolist()
 
 
+def give_up_on_a_step(
+    server: ScriptedServer, session: Session, options: RequestOptions
+) -> threading.Event:
+    """A step that the server works on until the event is set."""
+    reply = threading.Event()
+    server.script(Delay(reply))
+    with pytest.raises(InferTimeout):
+        step(session, options, timeout=0.05)
+    server.wait_for(1)
+    return reply
+
+
 def test_steps_tell_what_they_are(pair: tuple[ScriptedServer, Session]) -> None:
     server, session = pair
     last = RequestOptions(sequence_id=7, sequence_end=True)
@@ -58,10 +70,7 @@ def test_a_step_waits_for_the_late_reply_of_the_last(
     pair: tuple[ScriptedServer, Session],
 ) -> None:
     server, session = pair
-    reply = threading.Event()
-    server.script(Delay(reply))
-    with pytest.raises(InferTimeout):
-        step(session, FIRST, timeout=0.05)
+    reply = give_up_on_a_step(server, session, FIRST)
     # Others need not wait.
     step(session, OTHER)
     step(session, None)
@@ -84,10 +93,7 @@ def test_a_sequence_that_begins_anew_waits_for_no_step_of_the_old_one(
     pair: tuple[ScriptedServer, Session],
 ) -> None:
     server, session = pair
-    reply = threading.Event()
-    server.script(Delay(reply))
-    with pytest.raises(InferTimeout):
-        step(session, NEXT, timeout=0.05)
+    reply = give_up_on_a_step(server, session, NEXT)
     step(session, FIRST)
     reply.set()
     eventually(lambda: session.stats().free == 3, lambda: repr(session))
@@ -98,10 +104,7 @@ def test_a_step_that_was_not_sent_is_not_waited_for(
     pair: tuple[ScriptedServer, Session],
 ) -> None:
     server, session = pair
-    reply = threading.Event()
-    server.script(Delay(reply))
-    with pytest.raises(InferTimeout):
-        step(session, FIRST, timeout=0.05)
+    reply = give_up_on_a_step(server, session, FIRST)
     with pytest.raises(InferTimeout, match="was not sent"):
         step(session, NEXT, timeout=0.05)
     reply.set()
