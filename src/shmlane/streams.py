@@ -306,9 +306,11 @@ class Course(Generic[L, I, R]):
 
     def _end_overdue(self) -> None:
         for passage in self._timetable.overdue(self._flying):
+            number = passage.number
             # What has come in time is in time, whatever kept this thread from it.
             self._land(passage)
-            if passage in self._flying:
+            # By now its slot may have the next item.
+            if passage in self._flying and passage.number == number:
                 self._board.forget(passage)
                 self._fail(passage, timed_out(passage.limit))
 

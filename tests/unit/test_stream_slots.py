@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from shmlane import Lease, LeaseExpired, PoolClosed, Result
+from shmlane import Lease, LeaseExpired, PoolClosed, Result, board
 from tests.polling import eventually
 from tests.sessions import all_free
 from tests.unit.asked import asked
@@ -170,3 +171,15 @@ def test_slots_are_kept_busy_behind_results_that_wait() -> None:
             eventually(lambda: all_came(session), "all replies have come")
         stream.close()
         all_free(session)
+
+
+def test_the_next_item_has_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the reply before it was found only when its time was up."""
+    monkeypatch.setattr(board, "_MOST_AT_ONCE", 1)
+    with flowing(slots=SLOTS) as (_, session):
+        stream = session.stream(range(40), write=fill, read=number_of, timeout=0.3)
+        assert next(stream) == 0
+        eventually(lambda: all_came(session), "all replies have come")
+        until = time.monotonic() + 0.4
+        eventually(lambda: time.monotonic() > until)
+        assert list(stream) == list(range(1, 40))
