@@ -20,6 +20,7 @@ from shmlane.errors import (
 )
 from shmlane.leases import BaseLease, Result
 from shmlane.metadata import Array
+from shmlane.slots import Slot
 from shmlane.testing import ScriptedServer, identity_model
 from tests.unit.scripted import (
     OPEN,
@@ -301,6 +302,8 @@ def test_without_the_gil_a_lease_makes_its_arrays_itself(
     """An array that another thread than its maker lets go of may die much later."""
     for module in (leases, session):
         monkeypatch.setattr(module, "COUNTS_ARE_EXACT", False)
+    # Nor can anybody tell that no view is alive.
+    monkeypatch.setattr(Slot, "is_at_rest", False)
     roots: list[weakref.ref[Array]] = []
 
     def look(lease: BaseLease, _item: object) -> None:
