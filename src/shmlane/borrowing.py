@@ -11,10 +11,11 @@ looks again after letting go of it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections import deque
-from collections.abc import Collection
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from .claims import Hold
@@ -27,11 +28,12 @@ from .lending import check_handed, expired
 from .metadata import ModelMetadata
 from .opened import OpenedRegion
 from .records import State
-from .regions import could_not
+from .regions import could_not, region_path
 from .slots import Channel, Holder, RootWatch, Slot
 
-# Regions that no slot is in use of stay open, to be used again: so many at most.
-_MOST_IDLE = 16
+# Regions in which no slot is in use stay open, to be used again: the last one used, and
+# so many others at most, those included that tensors of their slots have moved to.
+MOST_IDLE = 32
 
 
 class _Line(NamedTuple):
@@ -59,14 +61,17 @@ class _Place:
             self.ledgers[index] = Ledger(slot, OpenedRegion)
         return self.ledgers[index]
 
-    def close(self) -> list[str]:
-        """Let go of the memory; the regions that cleaning up may find to be unused."""
-        names = [self.region.name]
+    @property
+    def regions(self) -> list[str]:
+        """All that are open for the sake of this one."""
+        moved = (ledger.slot.regions for ledger in self.ledgers.values())
+        return [self.region.name, *itertools.chain.from_iterable(moved)]
+
+    def close(self) -> None:
+        """Let go of the memory."""
         for ledger in self.ledgers.values():
-            names += ledger.slot.regions
             ledger.slot.close(leave=True)
         self.region.leave()
-        return names
 
 
 class _Loan:
@@ -95,11 +100,12 @@ class Borrower:
         self._model = model
         self._metadata = metadata
         self._lock = threading.Lock()
-        self._places: dict[str, _Place] = {}
+        # The longest unused first.
+        self._places: OrderedDict[str, _Place] = OrderedDict()
         self._loans: dict[Slot, _Loan] = {}
         self._coming: deque[Slot] = deque()
         self._lines: list[_Line] = []
-        self._unused: list[str] = []
+        self._unused: set[str] = set()
         self._closed = False
         self._is_disowned = False
 
@@ -176,6 +182,7 @@ class Borrower:
         if place is None:
             self._close_idle()
             place = self._places[ref.region] = self._open(ref)
+        self._places.move_to_end(ref.region)
         if ref.slot >= place.header.slots:
             raise expired(ref, f"the region has {place.header.slots} slots")
         return place
@@ -309,8 +316,15 @@ class Borrower:
             self._lines.append(_Line(channel, slot.turn, slot.own_id))
 
     def _let_go(self, loan: _Loan) -> None:
-        loan.place.region.locks.give_back(loan.slot.index, Hold.BORROWER)
+        slot = loan.slot
+        loan.place.region.locks.give_back(slot.index, Hold.BORROWER)
         self._forget(loan)
+        if slot.outlived:
+            self._note_unused(slot.outlived)
+            slot.outlived.clear()
+        # Mostly there are few, and nothing need be counted.
+        if slot.extensions or len(self._places) > MOST_IDLE:
+            self._close_idle()
 
     def _forget(self, loan: _Loan) -> None:
         loan.place.loans.pop(loan.slot.index, None)
@@ -336,8 +350,8 @@ class Borrower:
 
     def take_unused(self) -> list[str]:
         """Regions that are not in use here any more, each told of once."""
-        unused, self._unused = self._unused, []
-        return unused
+        unused, self._unused = self._unused, set()
+        return list(unused)
 
     def disown(self) -> None:
         """In a forked child: nothing here belongs to it."""
@@ -348,15 +362,26 @@ class Borrower:
         self._is_disowned = True
 
     def _close_idle(self) -> None:
-        """Close regions that nobody needs. Under the lock."""
-        idle = [name for name, place in self._places.items() if not place.loans]
-        spare = len(idle) - (0 if self._closed else _MOST_IDLE)
-        for name in idle:
+        """Close regions that nobody needs, the longest unused first. Under the lock."""
+        last = None if self._closed else next(reversed(self._places), None)
+        idle = {
+            name: place.regions
+            for name, place in self._places.items()
+            if not place.loans and name != last
+        }
+        spare = sum(map(len, idle.values())) - (0 if self._closed else MOST_IDLE)
+        for name, regions in idle.items():
             if spare > 0 or self._places[name].region.is_removed:
-                self._unused += self._places.pop(name).close()
-                spare -= 1
+                self._places.pop(name).close()
+                self._note_unused(regions)
+                spare -= len(regions)
         while self._closed and self._lines:
             self._lines.pop().channel.close()
+
+    def _note_unused(self, names: Iterable[str]) -> None:
+        """Remember them until the session ends, or their files do."""
+        known = self._unused.union(names)
+        self._unused = {each for each in known if os.path.exists(region_path(each))}
 
     def __repr__(self) -> str:
         return f"<Borrower of {len(self._loans)} slots in {len(self._places)} regions>"

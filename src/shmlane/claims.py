@@ -68,7 +68,7 @@ class OwnerLock(Descriptor):
 
 
 class SlotLocks(Descriptor):
-    """The locks that one session has on the slots of one region."""
+    """The locks that one session has on one region: on its slots, and on the file."""
 
     __slots__ = ()
 
@@ -85,6 +85,15 @@ class SlotLocks(Descriptor):
             return cls(fd)
         finally:
             os.close(fd)
+
+    def take_file(self) -> None:
+        """Say that it is in use, as an `OwnerLock`. Waits while somebody removes it."""
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def give_back_file(self) -> None:
+        """Say no more that it is; what is locked of its slots stays so."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def take(self, index: int, hold: Hold) -> bool:
         """Lock it, unless anybody else has; also if it is locked here already."""

@@ -134,6 +134,7 @@ class Lender(Background):
             # Slots that were given up meanwhile are kept by nobody but this.
             for other in self._ledgers.keys() - self._pool.slots:
                 del self._ledgers[other]
+                self._locks.pop(other.registrations[0].region.name, None)
             self._ledgers[slot] = Ledger(slot, self._open_region)
         return self._ledgers[slot]
 
@@ -244,6 +245,11 @@ class Lender(Background):
         if self._out.get(key) is loan:
             slot.is_lent = False
             del self._out[key]
+
+    def stop(self) -> None:
+        super().stop()
+        # Those of slots that are still out stay with their loans.
+        self._locks.clear()
 
     # --- in the thread ----------------------------------------------------------------
 

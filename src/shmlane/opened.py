@@ -13,7 +13,7 @@ import os
 import re
 import stat
 
-from .claims import OwnerLock, SlotLocks
+from .claims import SlotLocks
 from .errors import RegionError
 from .regions import PREFIX, MappedFile, touch
 
@@ -47,6 +47,8 @@ class _Mapping(mmap.mmap):
 class OpenedRegion(MappedFile):
     """A region of another process, in use here until `close` or `leave`.
 
+    It takes two descriptors: that of the mapping, and one for all of its locks.
+
     Its name stays then, unless this process took it over. Raises FileNotFoundError if
     it is gone, `RegionError` for other files, and OSError for what the machine refuses.
     """
@@ -57,15 +59,15 @@ class OpenedRegion(MappedFile):
         self._mapping: _Mapping | None = None
         if not is_region_name(name):
             raise RegionError(f"{name!r} is not the name of a region.")
-        self._lock = OwnerLock()
         self.is_owned = False
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(self.path, flags)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise RegionError(f"{self.path} is not a file.")
+            locks = SlotLocks(fd)
             # Whoever removes the region has this lock meanwhile.
-            self._lock.take(fd)
+            locks.take_file()
             facts = os.fstat(fd)
             if not facts.st_nlink:
                 raise FileNotFoundError(f"{self.path} was removed")
@@ -74,7 +76,7 @@ class OpenedRegion(MappedFile):
             if not self.nbytes:
                 raise RegionError(f"{self.path} is empty.")
             mapping = _Mapping(fd, self.nbytes, flags=mmap.MAP_SHARED)
-            mapping.locks = SlotLocks(fd)
+            mapping.locks = locks
             self._mapping = mapping
         finally:
             os.close(fd)
@@ -121,7 +123,8 @@ class OpenedRegion(MappedFile):
     def leave(self) -> None:
         """As `close`, but the name stays in any case."""
         self.is_owned = False
-        self._lock.drop()
+        if self._mapping is not None:
+            self._mapping.locks.give_back_file()
         self._mapping = None
 
     def __repr__(self) -> str:

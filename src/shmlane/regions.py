@@ -147,7 +147,8 @@ class Region(MappedFile):
         self._owner = os.getpid()
         self._lock = OwnerLock()
         self._mapping: mmap.mmap | None = None
-        self.take_over()
+        self._at_end = self._finaliser()
+        self.is_owned = True
         _regions.add(self)
         try:
             self._mapping = self._create(header, options)
@@ -192,16 +193,20 @@ class Region(MappedFile):
         A program that ends without closing its session must not leave the file, and
         neither may Ctrl-C right after it was named.
         """
-        self._at_end = weakref.finalize(
-            self, _let_go, self.path, self._owner, self._lock
-        )
-        # Not by itself at exit, where sessions still need the file: see below.
-        self._at_end.atexit = False
+        # One at most: an earlier one would remove what was handed over since.
+        if not self._at_end.alive:
+            self._at_end = self._finaliser()
         self.is_owned = True
 
     def __repr__(self) -> str:
         state = "closed" if self._mapping is None else "open"
         return f"<Region {self.name} {self.nbytes} bytes {state}>"
+
+    def _finaliser(self) -> weakref.finalize[..., Region]:
+        at_end = weakref.finalize(self, _let_go, self.path, self._owner, self._lock)
+        # Not by itself at exit, where sessions still need the file: see below.
+        at_end.atexit = False
+        return at_end
 
     def _create(self, header: bytes, options: RegionOptions) -> mmap.mmap:
         # Without a name until it is complete: nobody can ever see a half-made region.
