@@ -272,18 +272,23 @@ def test_results_may_be_released_after_the_session_was_closed() -> None:
         assert float(view[0]) == 0
 
 
-@pytest.mark.filterwarnings("ignore:<Session .* was dropped:ResourceWarning")
 def test_a_session_that_is_dropped_answers_its_futures_first() -> None:
     with flowing() as (server, session):
-        dropped = Session(server.url, "doubling", slots=2, shapes={"X": (8,)}).open()
-        with server.hold():
-            futures = [dropped.submit(item(number)) for number in range(2)]
-            server.wait_for(2)
-            del dropped
-        assert [answer(future) for future in futures] == [0, 1]
-        del futures
+
+        def drop(told: pytest.WarningsRecorder) -> None:
+            dropped = Session(server.url, "doubling", slots=2, shapes={"X": (8,)})
+            with server.hold():
+                futures = [dropped.submit(item(number)) for number in range(2)]
+                server.wait_for(2)
+                del dropped
+            assert [answer(future) for future in futures] == [0, 1]
+            # The thread that read the replies says so when the session has ended.
+            eventually(lambda: list(told), "the session has ended")
+
+        with pytest.warns(ResourceWarning, match="Session .* was dropped") as told:
+            drop(told)
         session.close()
-        eventually(lambda: server.regions == {}, lambda: repr(server.regions))
+        assert server.regions == {}
 
 
 def test_a_fork_leaves_futures_to_the_parent(shared: Pair) -> None:
