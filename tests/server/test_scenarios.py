@@ -117,10 +117,10 @@ def tensors_can_go_over_the_wire(world: World) -> None:
 
 
 def a_slow_model_is_not_waited_for_longer_than_said(world: World) -> None:
-    slow = RequestOptions(parameters={"delay_ms": 100})
+    slow = RequestOptions(parameters={"delay_ms": 500})
     with world.client() as client:
         client.warm_up()
-        fails(client.ask(frames(1, 2), options=slow, timeout=0.02), InferTimeout)
+        fails(client.ask(frames(1, 2), options=slow, timeout=0.2), InferTimeout)
         assert client.stats().late == 2
         serves_right(client)
         assert client.stats().late_replies == 2
