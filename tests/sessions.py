@@ -30,6 +30,9 @@ Array = npt.NDArray[Any]
 SHM = Path("/dev/shm")
 CLIENT_TIMEOUT = 30.0
 
+# As the kernel tells it.
+_ESTABLISHED = "01"
+
 _PROGRAM = Path(__file__).with_name("session_model.py")
 _ROWS = """\
 max_batch_size: 8
@@ -179,6 +182,25 @@ def _is_stopped(pid: int) -> bool:
     """Whether every thread of a process has come to its stop."""
     tasks = Path(f"/proc/{pid}/task").glob("*/stat")
     return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+
+
+def sent_to(server: TritonServer, count: int = 1) -> None:
+    """Wait until so many requests lie with a server that stands still.
+
+    A slot is in flight before the first byte leaves.
+    """
+    eventually(lambda: _unread(server) == count, f"{count} requests are there")
+
+
+def _unread(server: TritonServer) -> int:
+    """Connections to its port with bytes that it has not read."""
+    port = f":{int(server.http_url.rpartition(':')[2]):04X}"
+    count = 0
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, queues, *_ = line.split()
+        if state == _ESTABLISHED and local.endswith(port):
+            count += int(queues.partition(":")[2], 16) > 0
+    return count
 
 
 @contextlib.contextmanager

@@ -9,7 +9,15 @@ import pytest
 from shmlane import Lease, RequestLost, Session, SlotRef
 from shmlane.server import TritonServer
 from tests.polling import eventually
-from tests.sessions import all_free, fill, open_sink, registered, sink, stopped
+from tests.sessions import (
+    all_free,
+    fill,
+    open_sink,
+    registered,
+    sent_to,
+    sink,
+    stopped,
+)
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -25,7 +33,7 @@ def lose(server: TritonServer, borrower: Session, lease: Lease) -> None:
     with ThreadPoolExecutor(1) as pool:
         with stopped(server):
             future = pool.submit(lease.infer)
-            eventually(lambda: lease._slot is not None and lease._slot.server_hold)
+            sent_to(server)
             server.kill()
         with pytest.raises(RequestLost):
             future.result()

@@ -20,7 +20,7 @@ from shmlane import (
 from shmlane.server import TritonServer
 from tests.fault_proxy import FaultProxy, How, Link
 from tests.polling import eventually
-from tests.sessions import all_free, asking, sink, stopped
+from tests.sessions import all_free, asking, sent_to, sink, stopped
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -211,6 +211,7 @@ def test_callers_are_served_within_a_second_of_a_restart(
                     pass
 
         with stopped(own_server), asking(session, 6) as lost:
+            sent_to(own_server)
             own_server.kill()
             with pytest.raises(RequestLost):
                 lost.result()

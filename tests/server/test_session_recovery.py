@@ -19,7 +19,16 @@ from shmlane import (
 )
 from shmlane.server import TritonServer
 from tests.polling import eventually
-from tests.sessions import all_free, asking, fill, open_sink, registered, sink, stopped
+from tests.sessions import (
+    all_free,
+    asking,
+    fill,
+    open_sink,
+    registered,
+    sent_to,
+    sink,
+    stopped,
+)
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -162,6 +171,7 @@ def test_a_request_lost_in_a_crash_frees_its_slot_after_the_restart(
     with open_sink(own_server) as session:
         sink(session, 1)
         with stopped(own_server), asking(session, 2) as answer:
+            sent_to(own_server)
             own_server.kill()
             with pytest.raises(RequestLost, match="connection broke") as it:
                 answer.result()
@@ -182,7 +192,7 @@ def test_all_requests_lost_at_once_free_their_slots(own_server: TritonServer) ->
         session.warmup()
         with stopped(own_server), ThreadPoolExecutor(8) as pool:
             lost = [pool.submit(lose, value) for value in range(8)]
-            eventually(lambda: session.stats().in_flight == 8)
+            sent_to(own_server, 8)
             own_server.kill()
             for future in lost:
                 future.result()
@@ -197,6 +207,7 @@ def test_closing_does_not_wait_for_a_server_that_is_gone(
 ) -> None:
     session = open_sink(own_server, connect=0.1, infer=600)
     with stopped(own_server), asking(session, 2) as answer:
+        sent_to(own_server)
         own_server.kill()
         with pytest.raises(RequestLost):
             answer.result()
@@ -211,6 +222,7 @@ def test_a_lost_request_is_sent_again_if_asked_for(own_server: TritonServer) -> 
     with open_sink(own_server, replay=True) as session:
         for value in (1, 2):
             with stopped(own_server), asking(session, value) as answer:
+                sent_to(own_server)
                 own_server.kill()
                 own_server.start()
                 assert answer.result() == value
@@ -224,6 +236,7 @@ def test_a_request_is_not_sent_again_beyond_its_limit(
 ) -> None:
     with open_sink(own_server, replay=True, infer=0.3) as session:
         with stopped(own_server), asking(session, 1) as answer:
+            sent_to(own_server)
             own_server.kill()
             with pytest.raises(RequestLost):
                 answer.result()
