@@ -258,6 +258,8 @@ def test_a_server_that_refuses_is_asked_less_and_less_often(
     desk: Desk, control_server: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draining, "_LONGEST_PAUSE", 0.016)
+    # One that did not answer would be asked again at once.
+    monkeypatch.setattr(draining, "_CONTROL_LIMIT", LONG)
     moments: list[float] = []
 
     def refuse_at_first(_line: str) -> bytes:
