@@ -120,10 +120,17 @@ def is_retired(session: Session, count: int) -> bool:
     return session.stats().retired == count
 
 
+def kept() -> int:
+    """Slots in this process, and the locks of borrowed ones."""
+    gc.collect()
+    return sum(type(each) in (Slot, SlotLocks) for each in gc.get_objects())
+
+
 def test_slots_that_were_given_up_are_not_kept_one_after_another() -> None:
     server = ScriptedServer([identity_model()], version="2.49.0")
     with server, opened(server) as home:
-        alive = []
+        # The one that it adopts comes to its own, with locks.
+        most = kept() + 2
         for number in range(1, 4):
             home.adopt(filled(home, number)).release()
             server.script(Close())
@@ -131,10 +138,8 @@ def test_slots_that_were_given_up_are_not_kept_one_after_another() -> None:
                 home.infer({INPUT: frame(number)})
             eventually(functools.partial(is_retired, home, number))
             home.adopt(filled(home, number)).release()
-            gc.collect()
-            kept = [type(each) in (Slot, SlotLocks) for each in gc.get_objects()]
-            alive.append(sum(kept))
-        assert alive == [alive[0]] * 3
+            # Threads that have just let go of one may hold it for a moment.
+            eventually(lambda: kept() <= most, lambda: f"{kept()} of {most} are kept")
     # Memory that an old server may still write to stays until that has ended.
     clean_up(only=server.url)
 
