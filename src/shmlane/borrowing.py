@@ -28,7 +28,7 @@ from .lending import check_handed, expired
 from .metadata import ModelMetadata
 from .opened import OpenedRegion
 from .records import State
-from .regions import could_not, region_path
+from .regions import MappedFile, could_not, region_path
 from .slots import Channel, Holder, RootWatch, Slot
 
 # Regions in which no slot is in use stay open, to be used again: the last one used, and
@@ -60,6 +60,15 @@ class _Place:
             slot.is_borrowed = True
             self.ledgers[index] = Ledger(slot, OpenedRegion)
         return self.ledgers[index]
+
+    def hold(self, slot: Slot) -> None:
+        """Have the slot be ours as long as arrays over moved tensors are alive, too.
+
+        As soon as its lock is free, its home uses it again, with all of its memory.
+        """
+        for moved in slot.extensions.values():
+            if isinstance(moved.region, MappedFile):
+                moved.region.keep(self.region.locks)
 
     @property
     def regions(self) -> list[str]:
@@ -172,6 +181,7 @@ class Borrower:
         slot.notes.state = State.ADOPTED
         loan = _Loan(place, ledger, ref.generation)
         loan.given = ledger.read()
+        place.hold(slot)
         self._connect(slot)
         place.loans[ref.slot] = loan
         self._loans[slot] = loan
@@ -252,12 +262,12 @@ class Borrower:
         return SlotRef(loan.place.region.name, slot.index, generation)
 
     def give_up(self, slot: Slot) -> None:
-        """Let go of a slot that the server still holds: its home has it drained."""
+        """Let go of a slot that the server still holds: its home has it drained.
+
+        With live views not before they have died: then it would be used again.
+        """
         self._hang_up(slot)
-        with self._lock:
-            if slot in self._loans:
-                self._let_go(self._loans[slot])
-        self.settle()
+        self.put_back(slot)
 
     @staticmethod
     def _hang_up(slot: Slot) -> None:

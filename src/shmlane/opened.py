@@ -15,7 +15,7 @@ import stat
 
 from .claims import SlotLocks
 from .errors import RegionError
-from .regions import PREFIX, MappedFile, touch
+from .regions import PREFIX, MappedFile, Mapping, touch
 
 _NAME = re.compile(re.escape(PREFIX) + r"[0-9a-f]{16}")
 
@@ -34,7 +34,7 @@ def name_of(token: int) -> str:
     return f"{PREFIX}{token:016x}"
 
 
-class _Mapping(mmap.mmap):
+class _Mapping(Mapping):
     """A mapping that has locks on slots for as long as an array looks into it.
 
     Views may outlive everything else that was done with a slot. Until the last of them

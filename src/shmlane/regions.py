@@ -90,6 +90,15 @@ def round_up(nbytes: int, multiple: int) -> int:
     return -(-nbytes // multiple) * multiple
 
 
+class Mapping(mmap.mmap):
+    """The memory of a region, which the arrays over it keep.
+
+    kept: whatever else they are to keep.
+    """
+
+    kept: object = None
+
+
 class MappedFile:
     """A region file that is mapped here, whoever made it.
 
@@ -124,6 +133,11 @@ class MappedFile:
             raise RegionError(f"region {self.name} is closed.")
         return np.frombuffer(self._mapping, np.uint8, nbytes, offset)
 
+    def keep(self, other: object) -> None:
+        """Have arrays over the region keep this, too, in the place of anything else."""
+        if self._mapping is not None:
+            self._mapping.kept = other
+
 
 class Region(MappedFile):
     """One named block of shared memory that this process made and owns.
@@ -146,7 +160,7 @@ class Region(MappedFile):
         self.nbytes = round_up(max(nbytes, len(header), 1), PAGE_BYTES)
         self._owner = os.getpid()
         self._lock = OwnerLock()
-        self._mapping: mmap.mmap | None = None
+        self._mapping: Mapping | None = None
         self._at_end = self._finaliser()
         self.is_owned = True
         _regions.add(self)
@@ -208,7 +222,7 @@ class Region(MappedFile):
         at_end.atexit = False
         return at_end
 
-    def _create(self, header: bytes, options: RegionOptions) -> mmap.mmap:
+    def _create(self, header: bytes, options: RegionOptions) -> Mapping:
         # Without a name until it is complete: nobody can ever see a half-made region.
         fd = os.open(SHM_DIRECTORY, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
         try:
@@ -216,7 +230,7 @@ class Region(MappedFile):
             check_room(fd, self.nbytes)
             os.ftruncate(fd, self.nbytes)
             self._lock.take(fd)
-            mapping = mmap.mmap(fd, self.nbytes, flags=mmap.MAP_SHARED)
+            mapping = Mapping(fd, self.nbytes, flags=mmap.MAP_SHARED)
             try:
                 _fill(fd, mapping, options)
                 mapping[: len(header)] = header

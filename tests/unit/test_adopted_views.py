@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from shmlane import Session
+from shmlane import InferTimeout, LeaseTimeout, Session, SlotRef
 from shmlane.testing import ScriptedServer
 from tests.polling import eventually
 from tests.sessions import Array, all_free, frame
-from tests.unit.one_slot import OUTPUT, files_of, fill, one_slot, serving
+from tests.unit.one_slot import INPUT, OUTPUT, files_of, fill, one_slot, serving
 
 
 @pytest.fixture
@@ -57,5 +60,59 @@ def test_a_closed_session_keeps_no_connection_for_a_view(
         assert view.tolist() == frame(3).tolist()
         assert home.stats().lent == 1
         del view, borrower
+        all_free(home)
+    assert files_of(server) == []
+
+
+def lent(home: Session, size: int) -> SlotRef:
+    """A slot that is full of threes."""
+    with home.lease() as lease:
+        lease.write(INPUT, np.full((1, 1, 1, size), 3, np.float32))
+        return lease.detach()
+
+
+def view_of_an_ended_session(
+    server: ScriptedServer, home: Session, *, size: int, grown_by: str, end: str
+) -> Array:
+    """What an adopted slot was filled with; the session ends with that alive."""
+    borrower = one_slot(server.url).open()
+    if grown_by == "its borrower":
+        with borrower.adopt(lent(home, 8)) as lease:
+            lease.write(INPUT, np.zeros((1, 1, 1, size), np.float32))
+        all_free(home)
+    lease = borrower.adopt(lent(home, size))
+    view: Array = lease[INPUT]
+    if end == "late":
+        server.hold()
+        with pytest.raises(InferTimeout):
+            lease.infer(timeout=0.01)
+    lease.release()
+    if end != "dropped":
+        borrower.close(wait=False)
+    return view
+
+
+@pytest.mark.parametrize("end", ["closed", "dropped", "late"])
+@pytest.mark.parametrize(
+    ("size", "grown_by"), [(8, "nobody"), (2000, "its home"), (2000, "its borrower")]
+)
+def test_memory_under_a_view_is_not_used_again(
+    server: ScriptedServer, size: int, grown_by: str, end: str
+) -> None:
+    """Whatever became of the session that had adopted it, and wherever it lies."""
+    with one_slot(server.url) as home:
+        with warnings.catch_warnings(action="ignore"):
+            view = view_of_an_ended_session(
+                server, home, size=size, grown_by=grown_by, end=end
+            )
+            gc.collect()
+        server.release()
+        eventually(lambda: server.in_model == 0, "the request ends")
+        assert home.stats().lent == 1
+        with pytest.raises(LeaseTimeout):
+            home.lease(timeout=0.05)
+        assert (view == 3).all()
+        del view
+        gc.collect()
         all_free(home)
     assert files_of(server) == []
