@@ -76,7 +76,6 @@ def again_and_again(server: ScriptedServer, act: Callable[[], object]) -> None:
     eventually(
         lambda: not piled_up(),
         lambda: f"nothing piles up, but there is more of {piled_up()}",
-        timeout=3.0,
     )
 
 
@@ -273,7 +272,8 @@ def test_a_closed_session_has_no_region_open(server: ScriptedServer) -> None:
     before = regions_open()
     with opened(server) as home, opened(server) as consumer:
         consumer.adopt(lent(home)).release()
-    assert regions_open() == before
+    # The thread that looked after the loan may be about to end.
+    eventually(lambda: regions_open() == before, lambda: f"open: {regions_open()}")
 
 
 def test_what_a_home_lends_again_outlives_the_home(server: ScriptedServer) -> None:
