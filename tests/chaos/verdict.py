@@ -63,12 +63,12 @@ _MIB = 1 << 20
 # What a client may still gain: descriptors of slots that were not used or grown before
 # the early point (a connection, and two for the memory of each tensor that moved; at
 # most 6 slots in each of 13 sessions), and of other processes' regions that sessions
-# keep open after they had slots of them, up to 16 each. Threads that event loops keep
-# for what has to wait (at most 4 in each of 5 sessions, and a few for closing), and
-# pages that threads' arenas keep. What a server may: a connection for each such slot,
-# and buffers for the largest request that each of its threads has met. A leak shows far
-# above in a long run, which makes tens of thousands of connections, registrations and
-# requests in between; most show in a short one.
+# keep open after they had slots of them: 32 and the last one each, of two descriptors.
+# Threads that event loops keep for what has to wait (at most 4 in each of 5 sessions,
+# and a few for closing), and pages that threads' arenas keep. What a server may: a
+# connection for each such slot, and buffers for the largest request that each of its
+# threads has met. A leak shows far above in a long run, which makes tens of thousands
+# of connections, registrations and requests in between; most show in a short one.
 MEMORY_GROWTH = 24 * _MIB
 DESCRIPTOR_GROWTH = 800
 THREAD_GROWTH = 24
