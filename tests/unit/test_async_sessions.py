@@ -71,7 +71,7 @@ async def test_many_tasks_that_use_it_first_open_it_once(
 
 @in_a_loop
 async def test_it_can_be_opened_after_it_could_not(server: ScriptedServer) -> None:
-    session = asking(server.url, limit=0.1)
+    session = asking(server.url, limit=0.5)
     server.stop()
     with pytest.raises(ServerUnreachable):
         await session.open()

@@ -55,12 +55,12 @@ async def test_what_fails_in_a_thread_for_a_cancelled_task_is_not_told(
     server: ScriptedServer,
 ) -> None:
     go = threading.Event()
-    async with asking(server.url, limit=0.3) as session:
+    async with asking(server.url) as session:
         await echo(session, 1)
         server.unregister_all()
         server.script(Delay(go), path="/register")
         with unheard():
-            task = asyncio.create_task(echo(session, 2))
+            task = asyncio.create_task(echo(session, 2, timeout=0.5))
             await comes(lambda: asked(server, "/register") == 2, "a thread works")
             await cancel(task)
             del task

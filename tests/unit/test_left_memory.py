@@ -39,7 +39,7 @@ def session_at(server: ScriptedServer) -> Session:
         "sink",
         slots=2,
         shapes={"INPUT__0": (1, 1, 1, 4)},
-        timeouts=Timeouts(connect=0.1, infer=0.1),
+        timeouts=Timeouts(connect=0.3, infer=0.3),
         region=SMALL,
     )
 

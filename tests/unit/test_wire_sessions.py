@@ -104,6 +104,7 @@ def test_an_array_is_let_go_of_however_the_call_ends(
     sent = np.arange(1 << 10, dtype=np.float32)
     inputs: dict[str, Any] = {"X": sent}
     error: type[Exception] = InferFailed
+    limit = 10.0
     if ending == "refused":
         server.script(Status(400, '{"error":"no"}', model_runs=False))
     elif ending == "lost":
@@ -113,10 +114,10 @@ def test_an_array_is_let_go_of_however_the_call_ends(
         error = KeyError
         inputs["other"] = sent
     else:
-        error = InferTimeout
+        error, limit = InferTimeout, 0.1
         server.hold()
     with pytest.raises(error):
-        session.infer(inputs, timeout=0.1)
+        session.infer(inputs, timeout=limit)
     # Nothing is waited for.
     assert session.stats().free == 2
     server.release()
