@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from . import control
+from .endpoint import NO_TIME
 from .errors import ServerUnreachable, ShmlaneError
 from .metadata import ModelMetadata
 from .settings import Settings
@@ -49,7 +50,7 @@ def in_time_of(deadline: Deadline) -> Iterator[None]:
     try:
         yield
     except ServerUnreachable as error:
-        was_waiting = isinstance(error.__cause__, (TimeoutError, BlockingIOError))
+        was_waiting = isinstance(error.__cause__, NO_TIME)
         if was_waiting and deadline.has_passed:
             raise no_time_left(deadline.limit) from error
         raise

@@ -17,6 +17,9 @@ from typing import Any
 
 from .errors import UsageError
 
+# What connecting ends in when the time for it is up.
+NO_TIME = (TimeoutError, BlockingIOError)
+
 # Linux reports the path of a Unix socket in 108 bytes with the closing zero.
 _MAX_UNIX_PATH = 107
 # Stricter than the resolver, which takes spaces and separators for parts of a name.

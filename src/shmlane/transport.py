@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from .buffers import Inbox, Outbox
-from .endpoint import Endpoint
+from .endpoint import NO_TIME, Endpoint
 from .errors import InferTimeout, ProtocolError, RequestLost, ServerUnreachable
 from .replies import FOREIGN_STATUS, HttpReply, ReplyParser
 from .timing import Deadline, in_seconds
@@ -77,16 +77,21 @@ class HttpConnection:
     def open(cls, endpoint: Endpoint, deadline: Deadline) -> HttpConnection:
         """Connect, trying again until `deadline`; then `ServerUnreachable`."""
         pause = _FIRST_PAUSE
-        while True:
-            try:
-                return cls(
-                    endpoint.connect(deadline.remaining), address=endpoint.address
-                )
-            except OSError as error:
+        cause: OSError | None = None
+        try:
+            while True:
+                try:
+                    connected = endpoint.connect(deadline.remaining)
+                    return cls(connected, address=endpoint.address)
+                except OSError as error:
+                    # One that had no time left tells less than the one before.
+                    cause = cause if cause and isinstance(error, NO_TIME) else error
                 if deadline.remaining is not None and deadline.remaining <= pause:
-                    raise _unreachable(endpoint, deadline, error) from error
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+                    raise _unreachable(endpoint, deadline, cause) from cause
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            del cause
 
     @property
     def is_open(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from shmlane import AsyncSession, InferTimeout, ServerUnreachable, Session, Timeouts
+from shmlane.endpoint import Endpoint
 from shmlane.testing import Delay, ScriptedServer
 from shmlane.timing import in_seconds
 from tests.sessions import all_free, frame
@@ -121,6 +123,26 @@ def test_a_server_that_is_away_is_told_as_such_whatever_the_limit(
             with pytest.raises(ServerUnreachable, match="could not connect"):
                 session.infer(ITEM, timeout=timeout)
         server.start()
+
+
+def test_a_server_that_was_seen_to_be_away_is_told_as_such_when_the_time_is_up(
+    server: ScriptedServer, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.infer(ITEM)
+    server.restart()
+    seen = iter([ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")])
+
+    def connect(*_: object) -> None:
+        # As where the thread comes to its next try when no time is left.
+        raise next(
+            seen, BlockingIOError(errno.EINPROGRESS, "Operation now in progress")
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Endpoint, "connect", connect)
+        with pytest.raises(ServerUnreachable, match="Connection refused"):
+            session.infer(ITEM, timeout=0.03)
+    assert session.infer(ITEM)
 
 
 @pytest.mark.parametrize(
