@@ -29,15 +29,16 @@ def session(server: ScriptedServer) -> Iterator[Session]:
         slots=1,
         shapes={"INPUT__0": (1, 1, 1, 4)},
         connection=Connection(replay=True),
-        timeouts=Timeouts(connect=0.1, infer=0.5),
+        timeouts=Timeouts(connect=0.3),
         region=SMALL,
     ) as session:
         yield session
 
 
-def ask(session: Session, value: float) -> float:
+def ask(session: Session, value: float, *, timeout: float = 10.0) -> float:
     array = np.full((1, 1, 1, 4), value, np.float32)
-    return float(session.infer({"INPUT__0": array})["OUTPUT__0"][0])
+    outputs = session.infer({"INPUT__0": array}, timeout=timeout)
+    return float(outputs["OUTPUT__0"][0])
 
 
 def test_a_lost_request_is_sent_again_through_a_few_closed_connections(
@@ -56,5 +57,5 @@ def test_a_server_that_closes_every_connection_is_not_stormed(
     server.script(*[Close()] * 1000, path="/status")
     before = session.stats().connections
     with pytest.raises(RequestLost):
-        ask(session, 3)
+        ask(session, 3, timeout=0.5)
     assert 3 < session.stats().connections - before < 30
