@@ -108,7 +108,7 @@ class AsyncShell:
         self, pool: SlotPool, holder: Holder, timeout: float | None
     ) -> None:
         """As `SlotPool.acquire`, for a task."""
-        if pool.take_if_open(holder):
+        if pool.take(holder):
             return
         deadline = Deadline(timeout)
         waiter = TaskWaiter(holder, self.loop)

@@ -247,9 +247,10 @@ class BlockingShell:
         """
         slot, deadline = flight.slot, flight.deadline
         if isinstance(problem, RequestLost):
-            # A step of a sequence that has run must not run again.
-            may_replay = self._replay and not flight.replayed and not slot.is_step
-            if not may_replay or not self._is_drained(slot, deadline):
+            # A step of a sequence that has run must not run again. What a closed
+            # session, or one of the parent of this process, has lost is not for this.
+            is_final = flight.replayed or slot.is_step or self.is_closed
+            if not self._replay or is_final or not self._is_drained(slot, deadline):
                 # The frames that it passes hold `problem`: one that held them too would
                 # keep what callers' frames hold, views too, until the collector comes.
                 raise copy.copy(problem)

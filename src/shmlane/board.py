@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 # Connections told of by one wait; the next wait tells of the others.
 _MOST_AT_ONCE = 64
+# With fewer connections nobody looks for those that were closed.
+_FEW = 16
 _READABLE = 1  # As POLLIN and EPOLLIN are.
 
 
@@ -50,6 +52,7 @@ class Board(Generic[T]):
     def __init__(self) -> None:
         """Raises OSError where the process has no descriptor left."""
         self._entries: dict[int, _Entry[T]] = {}
+        self._many = _FEW
         with contextlib.ExitStack() as opened:
             if sys.platform == "linux":
                 self._poller = select.epoll()
@@ -105,7 +108,19 @@ class Board(Generic[T]):
             entry.expected = expected
             return
         self._poller.register(number, _READABLE)
+        if len(self._entries) >= self._many:
+            self._drop_closed()
         self._entries[number] = _Entry(channel, expected)
+
+    def _drop_closed(self) -> None:
+        """Let go of closed connections: their numbers may never come again."""
+        self._entries = {
+            number: entry
+            for number, entry in self._entries.items()
+            if entry.expected is not None or entry.channel.fileno() == number
+        }
+        # Not for every new one, of many that are open.
+        self._many = max(_FEW, 2 * len(self._entries))
 
     def forget(self, expected: T) -> None:
         """`expected` is not waited for any more."""

@@ -359,6 +359,7 @@ class Engine:
 
     def disown(self) -> None:
         """Refuse every use in a forked child; shared memory is not touched."""
+        self.shell.is_closed = True
         # Another thread of the parent may have held it; it does not exist here.
         self._ending = threading.Lock()
         self.receiver.disown()

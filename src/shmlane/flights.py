@@ -74,21 +74,16 @@ class Flight:
         return Deadline(self.limit, self.begun)
 
     @property
-    def is_prepared(self) -> bool:
-        """Whether it is connected, registered and built."""
-        prepared = self.slot.prepared
+    def is_ready(self) -> bool:
+        """Whether it can be sent as it is: connected, registered and built."""
+        prepared, channel = self.slot.prepared, self.slot.channel
         return (
             prepared is not None
             and prepared.given == self.given
             and prepared.options is self.options
-            and self.slot.channel is not None
+            and channel is not None
+            and channel.is_quiet
         )
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be sent as it is."""
-        channel = self.slot.channel
-        return channel is not None and self.is_prepared and channel.is_quiet
 
     @property
     def is_small(self) -> bool:

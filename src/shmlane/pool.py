@@ -64,18 +64,17 @@ class SlotPool:
     # --- taking and giving back -------------------------------------------------------
 
     def take(self, holder: Holder) -> bool:
-        """Give `holder` a slot if one can be had at once. Never waits."""
+        """Give `holder` a slot if one can be had at once; raises `PoolClosed`."""
         # Callers that came before go first.
         if self._waiters:
             return False
-        if self._pinned and self._take_unpinned(holder):
-            return True
-        return _take_next(self._free_slots, holder)
-
-    def take_if_open(self, holder: Holder) -> bool:
-        """As `take`; raises `PoolClosed`."""
-        if not self.take(holder):
-            return False
+        if not (self._pinned and self._take_unpinned(holder)):
+            # As `_take_next`, without its call.
+            try:
+                for holder._hold[1] in self._free_slots:
+                    break
+            except IndexError:
+                return False
         if self._closed:
             self.release(holder)
             self._check_open()
@@ -89,9 +88,6 @@ class SlotPool:
         """
         if not self.take(holder):
             self._wait_in_turn(holder, timeout)
-        elif self._closed:
-            self.release(holder)
-            self._check_open()
 
     def release(self, holder: Holder) -> None:
         """Take back the slot of `holder`, which neither a lease nor the server holds.
@@ -102,7 +98,8 @@ class SlotPool:
         queue = self._free if slot.is_at_rest or self._closed else self._pinned
         # As `move`, for less: ends at the None in the first place.
         queue.extend(iter(holder._hold.pop, None))
-        if self._has_work():
+        # As `_has_work`, for less: mostly nobody waits, and nothing is looked for.
+        if self._waiters or self._deaths or self._looked_at or not COUNTS_ARE_EXACT:
             self._settle()
 
     def replace(self, slot: Slot, new: Slot) -> None:
@@ -191,7 +188,7 @@ class SlotPool:
         if self.on_wait is not None and not self._waiters:
             # Before anybody waits: what was lent may be back by now.
             self.on_wait()
-            if self.take_if_open(holder):
+            if self.take(holder):
                 return
         deadline = Deadline(timeout)
         waiter = Waiter(holder)

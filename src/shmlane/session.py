@@ -133,8 +133,9 @@ class Session(BaseSession):
         lease = Lease(self)
         try:
             engine.pool.acquire(lease, limit)
-        except LeaseTimeout:
+        except LeaseTimeout as error:
             engine.receiver.nudge()
+            self._tell_of_streams(error)
             raise
         # As `_begin`, without its call.
         lease._slot = slot = lease._hold[1]
@@ -142,6 +143,16 @@ class Session(BaseSession):
         if not COUNTS_ARE_EXACT:
             slot.renew_arrays()
         return lease
+
+    def _tell_of_streams(self, error: LeaseTimeout) -> None:
+        """What a loop over a stream waits for comes only as the loop goes on."""
+        held = sum(course.held_by_this_thread for course in list(self._courses))
+        if held:
+            error.hint = (
+                f"This thread is in a loop over a stream, which has {held} of them in"
+                " flight until its next result is asked for: leave some for others,"
+                f" stream(..., in_flight={max(1, self._settings.slots - 1)})."
+            )
 
     def infer(
         self,
@@ -279,35 +290,37 @@ class Session(BaseSession):
         if engine is None or self._state is not State.OPEN:
             engine = self._ensure_open()
         lease = Lease(self)
-        if not engine.pool.take_if_open(lease):
+        if not engine.pool.take(lease):
             return None
-        lease._begin()
+        # As `_begin`, without its call.
+        lease._slot = slot = lease._hold[1]
+        slot.leased = True
+        if not COUNTS_ARE_EXACT:
+            slot.renew_arrays()
         return lease
 
-    def _pass_on(self, lease: Lease) -> Lease | None:
-        """As to give back `lease` and take the next, where its slot can stay.
+    def _next_lease(self, lease: Lease, fetch: Callable[[], bool]) -> Lease | None:
+        """End `lease` and take the next one, for what `fetch` finds to be done.
 
-        None if it cannot: others wait for one, or views of this one are alive.
+        While it looks, the slot is anybody's. None where there is nothing to do, or no
+        slot at once. Most streams get the same one back, from the cache.
         """
-        slot = lease._slot
-        engine = self._engine
+        slot, engine = lease._slot, self._engine
         if (
             slot is None
             or engine is None
             or self._state is not State.OPEN
-            or engine.pool.has_waiters
+            or slot.server_hold
             or slot.has_loans
-            or not slot.is_at_rest
         ):
-            return None
-        following = Lease(self)
-        # Nothing is called from here on: Ctrl-C finds all of this done, or nothing.
-        following._hold = lease._hold
-        following._slot = slot
-        lease._hold = []
-        lease._slot = None
-        slot.epoch += 1
-        return following
+            lease.release()
+        else:
+            # As `release`, without its calls.
+            lease._slot = None
+            slot.epoch += 1
+            slot.leased = False
+            engine.pool.release(lease)
+        return self._take_lease(wait=False) if fetch() else None
 
     def share(self, *, slots: int | None = None) -> SessionHandle:
         """Make slots beside those of this session, for processes that attach.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from .blocking import BlockingShell
@@ -34,25 +33,20 @@ R = TypeVar("R")
 _SLOW_SOURCE = 1e-3
 # Between two results that are asked for, replies are looked for after so long.
 _LOOK_AGAIN = 1e-4
-# A connection that was read to its end is taken to be quiet for so long.
-_STILL_QUIET = 1e-4
 
 
 class StreamHost(Protocol[L]):
     """What a stream asks of its session."""
 
     def _take_lease(self, *, wait: bool) -> L | None: ...
-    def _pass_on(self, lease: L) -> L | None: ...
+    def _next_lease(self, lease: L, fetch: Callable[[], bool]) -> L | None: ...
     def _why_unusable(self) -> ShmlaneError | None: ...
 
 
 class Passage(Flight, Generic[L]):
-    """A slot of the stream, and the request of the item that is on it now.
+    """The request of one item, and of others after it when its result was read."""
 
-    read_at: when its connection was last found to hold nothing but the reply.
-    """
-
-    __slots__ = ("epoch", "item", "lease", "number", "read_at")
+    __slots__ = ("epoch", "item", "lease", "number")
 
     def __init__(
         self,
@@ -70,29 +64,17 @@ class Passage(Flight, Generic[L]):
         self.number = number
         self.item = item
         self.epoch = slot.epoch
-        self.read_at = -math.inf
 
     def depart(self) -> None:
         """The item was written: its time begins, and whatever was read before expires.
 
-        Raises what tells why it cannot be sent.
+        Raises why it cannot be sent.
         """
         lease, slot, given = self.lease, self.slot, self.lease._given
         if lease._slot is None or slot.server_hold or ~given & slot.required:
             raise lease._not_ready(lease._slot)
         self.begin_anew(given)
         self.epoch = slot.epoch = slot.epoch + 1
-
-    @property
-    def is_ready(self) -> bool:
-        """As of every flight; what was read a moment ago is not looked at again.
-
-        A stray reply that comes in this moment is told by its id, as one that comes
-        after the look.
-        """
-        if self.begun - self.read_at < _STILL_QUIET:
-            return self.is_prepared
-        return super().is_ready
 
 
 class Course(Generic[L, I, R]):
@@ -164,6 +146,11 @@ class Course(Generic[L, I, R]):
         working = 0 if self._workshop is None else self._workshop.busy
         return len(self._flying) + working
 
+    @property
+    def held_by_this_thread(self) -> int:
+        """Slots in flight whose replies this thread alone could read, but does not."""
+        return len(self._flying) if self._thread == threading.get_ident() else 0
+
     # --- beginning --------------------------------------------------------------------
 
     def _begin_what_fits(self) -> None:
@@ -173,7 +160,7 @@ class Course(Generic[L, I, R]):
             for _ in range(room):
                 if self._source_is_slow and self._has_news():
                     return
-                if not (self._waiting or self._fetch()):
+                if not self._has_item():
                     return
                 lease = self._host._take_lease(wait=False)
                 if lease is None and not (self._busy or outcomes.ready):
@@ -192,8 +179,10 @@ class Course(Generic[L, I, R]):
             self._look_if_busy()
         return bool(self._outcomes.ready)
 
-    def _fetch(self) -> bool:
-        """Whether there is another item now; what the source raises ends the stream."""
+    def _has_item(self) -> bool:
+        """Whether there is one to begin; what the source raises ends the stream."""
+        if self._waiting:
+            return True
         if self._is_exhausted:
             return False
         begun = time.monotonic()
@@ -232,19 +221,23 @@ class Course(Generic[L, I, R]):
         self._write(passage)
 
     def _go_on(self, passage: Passage[L]) -> bool:
-        """Whether the next item has the slot, which is then in no other hands between.
+        """Whether the next item is on its way in the place of the last.
 
-        Not while others wait for one, or while the results that are there would wait
-        for a slow source.
+        Not while the results that are there would wait for a slow source.
         """
-        outcomes, waiting = self._outcomes, self._waiting
-        if self._source_is_slow or outcomes.room <= 0 or not (waiting or self._fetch()):
+        outcomes = self._outcomes
+        if self._source_is_slow or outcomes.room <= 0:
             return False
-        lease = self._host._pass_on(passage.lease)
+        try:
+            lease = self._host._next_lease(passage.lease, self._has_item)
+        except Exception as error:
+            self._end(error)
+            return False
         if lease is None:
             return False
         passage.lease = lease
-        passage.item = waiting.popleft()
+        passage.slot = lease._hold[1]
+        passage.item = self._waiting.popleft()
         passage.number = outcomes.begin()
         self._write(passage)
         return True
@@ -327,7 +320,6 @@ class Course(Generic[L, I, R]):
             self._fail(passage, error)
             return
         if isinstance(outcome, Answer):
-            passage.read_at = self._looked
             self._read(passage, Result(passage.slot, passage.epoch, outcome))
         elif outcome is None:
             channel = passage.slot.channel
@@ -351,6 +343,8 @@ class Course(Generic[L, I, R]):
             self._fail(passage, error)
             return
         self._outcomes.finish(passage.number, value)
+        # What the source raises next holds this frame, and views with it.
+        del value, result
         if not self._go_on(passage):
             self._flying.pop(passage, None)
             passage.lease.release()

@@ -26,7 +26,9 @@ from .timing import Deadline, in_seconds
 
 T = TypeVar("T")
 
-_RECEIVE_BYTES = 64 << 10
+# A reply without tensors fits. More would be asked of the heap for each, and given back
+# in part: what is left between lasting arrays is of no use to the next.
+_RECEIVE_BYTES = 4096
 # Large bodies come in small pieces: to be woken for each costs more than to copy it.
 _WAKE_BYTES = 256 << 10
 

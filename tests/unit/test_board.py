@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -227,3 +230,22 @@ def test_without_descriptors_nothing_stays_of_it(
     with pytest.raises(OSError, match="Too many"):
         Board()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_connections_that_were_closed_are_not_kept(board: Board[str]) -> None:
+    """Whether or not their numbers come again."""
+    alive: weakref.WeakSet[Line] = weakref.WeakSet()
+    with contextlib.ExitStack() as taken:
+        for _ in range(4 * MOST):
+            line = Line()
+            alive.add(line)
+            board.expect(line, "a reply")
+            board.forget("a reply")
+            number = line.fileno()
+            line.close()
+            # From now on another file has its number.
+            other = os.open(os.devnull, os.O_RDONLY)
+            taken.callback(os.close, other)
+            assert other == number
+    gc.collect()
+    assert len(alive) <= MOST

@@ -6,6 +6,7 @@ What came before is handed out, and no slot is lost.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from tests.unit.flowing import (
     LIMIT,
     Gates,
     Pair,
+    all_came,
     fill,
     flowing,
     in_a_child,
@@ -266,6 +268,45 @@ def test_a_fork_in_mid_stream_leaves_it_to_the_parent(shared: Pair) -> None:
 
     assert in_a_child(use) == ""
     assert [*values, *stream] == list(range(30))
+
+
+@pytest.mark.parametrize("where", ["items", "write", "read"])
+def test_a_child_that_goes_on_with_a_stream_harms_nothing(where: str) -> None:
+    """Whatever it finds on connections that are the parent's is not its to repair."""
+    home = os.getpid()
+    near, far = os.pipe()
+    connection = Connection(replay=True)
+    with flowing(slots=SLOTS, connection=connection) as (_, session):
+
+        def fork(name: str, number: float) -> None:
+            if (name, number) == (where, BAD):
+                eventually(lambda: all_came(session), "all replies have come")
+                if child := os.fork():
+                    os.waitpid(child, 0)
+
+        def items() -> Iterator[int]:
+            for number in range(20):
+                fork("items", number)
+                yield number
+
+        def write(lease: Lease, number: float) -> None:
+            fill(lease, number)
+            fork("write", number)
+
+        def read(number: float, result: Result) -> float:
+            fork("read", number)
+            return number_of(number, result)
+
+        values, error = outcome(session.stream(items(), write=write, read=read))
+        if os.getpid() != home:
+            os.write(far, type(error).__name__.encode())
+            os._exit(0)
+        os.close(far)
+        assert (values, error) == (list(range(20)), None)
+        with os.fdopen(near) as told:
+            assert told.read() == "ForkedSession"
+        assert session.stats().retries == 0
+        all_free(session)
 
 
 @pytest.mark.filterwarnings("ignore:<Session .* was dropped:ResourceWarning")

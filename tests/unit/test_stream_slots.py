@@ -9,23 +9,38 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from shmlane import Lease, LeaseExpired, PoolClosed, Result, board
+from shmlane import (
+    InferTimeout,
+    Lease,
+    LeaseExpired,
+    PoolClosed,
+    ProtocolError,
+    Result,
+    board,
+)
+from shmlane.testing import Answer, Truncate
 from tests.polling import eventually
-from tests.sessions import all_free
+from tests.sessions import Array, all_free
 from tests.unit.asked import asked
 from tests.unit.flowing import (
     LIMIT,
+    SIZE,
+    Gates,
     Pair,
     all_came,
     fill,
     flowing,
+    item,
     number_of,
     outcome,
     unharmed,
     value_of,
+    view_of,
 )
 
 SLOTS = 4
@@ -37,6 +52,11 @@ def single(request: pytest.FixtureRequest) -> Iterator[Pair]:
     with flowing(slots=1, memory=request.param) as pair, unharmed(pair):
         yield pair
         all_free(pair[1])
+
+
+@pytest.fixture
+def gates() -> Gates:
+    return Gates()
 
 
 USES: list[Callable[[Lease], object]] = [
@@ -183,3 +203,147 @@ def test_the_next_item_has_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         until = time.monotonic() + 0.4
         eventually(lambda: time.monotonic() > until)
         assert list(stream) == list(range(1, 40))
+
+
+# --- while the next item is looked for ------------------------------------------------
+
+
+def test_a_source_may_take_the_slot_itself(single: Pair) -> None:
+    _, session = single
+
+    def items() -> Iterator[float]:
+        for number in range(9):
+            yield value_of(session.infer(item(number), timeout=LIMIT))
+
+    stream = session.stream(items(), write=fill, read=number_of)
+    assert list(stream) == list(range(9))
+
+
+@pytest.mark.parametrize("slots", [1, SLOTS])
+def test_a_source_may_wait_for_who_needs_a_slot(slots: int) -> None:
+    """As the second stage of a pipeline does for the first."""
+    with flowing(slots=slots) as (_, session), ThreadPoolExecutor(1) as pool:
+
+        def items() -> Iterator[float]:
+            yield from range(2 * SLOTS)
+            found = pool.submit(session.infer, item(2 * SLOTS), timeout=LIMIT)
+            yield value_of(found.result(LIMIT))
+
+        stream = session.stream(items(), write=fill, read=number_of)
+        assert list(stream) == list(range(2 * SLOTS + 1))
+        all_free(session)
+
+
+def test_what_the_source_raises_holds_no_view_of_the_item_before() -> None:
+
+    class Source:
+        """Not a generator, whose frame would not know of the stream's."""
+
+        def __init__(self) -> None:
+            self.count = 0
+
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            self.count += 1
+            if self.count == 3:
+                raise ValueError("no more")
+            return self.count
+
+    views: list[Array] = []
+    with flowing(slots=1) as (_, session):
+        stream = session.stream(Source(), write=fill, read=view_of)
+        with pytest.raises(ValueError, match="no more") as raised:
+            views.extend(stream)
+        assert len(views) == 2
+        views.clear()
+        assert session.stats().pinned == 0
+        assert raised.value is not None
+
+
+def test_an_item_may_be_sent_once_more_and_given_up(gates: Gates) -> None:
+    """By its `read`: the slot is late then, and the next item takes another turn."""
+    leases: list[Lease] = []
+
+    def write(lease: Lease, number: float) -> None:
+        leases.append(lease)
+        fill(lease, number)
+
+    def read(number: float, result: Result) -> float:
+        value = number_of(number, result)
+        if number == 2:
+            fill(leases[2], 2.5)
+            with pytest.raises(InferTimeout):
+                leases[2].infer(timeout=0.05)
+            gate.set()
+        return value
+
+    with flowing(slots=1, gates=gates) as (_, session):
+        gate = gates.shut(2.5)
+        stream = session.stream(range(6), write=write, read=read)
+        assert list(stream) == list(range(6))
+        assert session.stats().late == 0
+        all_free(session)
+
+
+# --- what lies on the connection ------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [SIZE, 40_000])
+def test_what_comes_behind_a_reply_answers_no_later_item(size: int) -> None:
+    """As from something in between that repeats each reply once more, one too late."""
+    sent: list[bytes] = [b"", b""]
+
+    def repeat(reply: bytes) -> bytes:
+        sent.append(reply)
+        return reply + sent[-2]
+
+    whole = {"X": (size,)}, {"Y": (size,)}
+    with flowing(slots=1, memory="wire", shapes=whole[0], outputs=whole[1]) as pair:
+        server, session = pair
+        session.warmup()
+        server.script(*[Answer(repeat)] * 20)
+        stream: Any = session.stream(
+            map(float, range(20)),
+            write=lambda lease, number: lease["X"].fill(number),
+            read=lambda _, result: float(result["Y"][-1]) / 2,
+            return_exceptions=True,
+        )
+        for number, found in enumerate(stream):
+            assert found == number or isinstance(found, ProtocolError)
+        # A large reply is received to its end, and what lies behind it is found before
+        # the next request is sent.
+        assert not stream.failed or size == SIZE
+        all_free(session)
+
+
+@pytest.mark.parametrize("slots", [1, SLOTS])
+@pytest.mark.parametrize("memory", ["system", "wire"])
+def test_a_connection_that_ended_behind_its_reply_costs_nothing(
+    memory: str, slots: int
+) -> None:
+    with flowing(slots=slots, memory=memory) as (server, session):
+        session.warmup()
+        stream = session.stream(range(20 * slots), write=fill, read=number_of)
+        for number, value in enumerate(stream):
+            assert value == number
+            eventually(lambda: all_came(session), "all replies have come")
+            if number % 5 == 0:
+                # The next request is answered in full, and its connection ends then.
+                server.script(Truncate(10**6))
+        all_free(session)
+
+
+def test_replies_that_end_their_connection_are_no_retries(single: Pair) -> None:
+    server, session = single
+    before = session.stats().connections
+
+    def announced(reply: bytes) -> bytes:
+        return reply.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+
+    server.script(*[Answer(announced)] * 9)
+    assert list(session.stream(range(9), write=fill, read=number_of)) == list(range(9))
+    assert session.stats().retries == 0
+    # The last one leaves its connection to whoever comes next.
+    assert session.stats().connections == before + 8
