@@ -287,7 +287,9 @@ class BaseLease(Holder):
             self._host._give_back(self)
 
     def __del__(self) -> None:
-        if getattr(self, "held", None) is None:
+        # As `held`, for less; interrupted while it was made, it has nothing.
+        hold = getattr(self, "_hold", None)
+        if not hold or hold[-1] is None:
             return
         # One that no caller has got yet goes back in silence.
         state = "" if self._slot is None else repr(self)

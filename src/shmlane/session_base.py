@@ -333,6 +333,8 @@ class BaseSession:
         if self._engine is not None and not self._engine.has_ended:
             self._state = State.FORKED
             self._engine.disown()
+            for course in list(self._courses):
+                course.disown()
 
     def _why_unusable(self) -> ShmlaneError | None:
         """Why leases cannot be used, if the session is the reason."""

@@ -40,7 +40,7 @@ class StreamHost(Protocol[L]):
 
     def _take_lease(self, *, wait: bool) -> L | None: ...
     def _next_lease(self, lease: L, fetch: Callable[[], bool]) -> L | None: ...
-    def _why_unusable(self) -> ShmlaneError | None: ...
+    def _unusable(self) -> ShmlaneError: ...
 
 
 class Passage(Flight, Generic[L]):
@@ -101,6 +101,7 @@ class Course(Generic[L, I, R]):
         # An item that has been fetched and waits for a slot.
         self._waiting: deque[I] = deque()
         self._is_exhausted = False
+        self._is_disowned = False
         self._thread = 0
         self._source_is_slow = False
         self._looked = 0.0
@@ -124,8 +125,8 @@ class Course(Generic[L, I, R]):
         ready = outcomes.ready
         while True:
             self._thread = threading.get_ident()
-            if reason := self._host._why_unusable():
-                raise reason
+            if self._is_disowned:
+                raise self._host._unusable()
             if len(flying) < in_flight:
                 self._begin_what_fits()
             if ready:
@@ -379,6 +380,10 @@ class Course(Generic[L, I, R]):
                 del self._flying[passage]
                 passage.lease.release()
                 self._end(PoolClosed("the session was closed before the reply came."))
+
+    def disown(self) -> None:
+        """In a forked child: what is in flight is the parent's, and this ends."""
+        self._is_disowned = True
 
     def _abandon(self) -> None:
         """Leave: what is in flight is late from now on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,38 +120,38 @@ class StreamClient(BlockingClient):
 class Overlapping(Turn):
     """A turn whose requests overlap: they end in the order in which they began.
 
-    Iterating gives values while there is time; `begin` is called when the memory is
-    taken, and `end` with what came of the oldest that is not over.
+    Iterating gives values while there is time; `finish` takes what came of them.
     """
 
     def __init__(self, log: Log, seconds: float, least: int) -> None:
         super().__init__(log, seconds, least)
         self._begun: deque[int] = deque()
-        self._expected = log.first_marker
 
     def __iter__(self) -> Iterator[float]:
         clock, least, room = time.perf_counter_ns, self._least, len(self._times)
-        marker, count = self._first_marker, 0
+        marker, count, begin = self._first_marker, 0, self._begun.append
         self.began_ns = now = clock()
         until = now + self._window_ns
         while (now < until or count < least) and count < room:
             marker += 1.0
             count += 1
+            # Right before its memory is taken.
+            begin(now)
             yield marker
             now = clock()
 
-    def begin(self) -> None:
-        """Another request takes its memory."""
-        self._begun.append(time.perf_counter_ns())
-
-    def end(self, value: float) -> None:
-        """The oldest request is over; `value` has to be the one that it sent."""
-        self.ended_ns = now = time.perf_counter_ns()
-        self._times[self.requests] = now - self._begun.popleft()
-        self.requests += 1
-        self._expected += 1.0
-        if value != self._expected:
-            self.wrong += 1
+    def finish(self, values: Iterable[float]) -> None:
+        """Time each of `values` as it comes; it has to be the oldest that was sent."""
+        clock, times, begun = time.perf_counter_ns, self._times, self._begun.popleft
+        expected, count, wrong = self._first_marker, 0, 0
+        for value in values:
+            now = clock()
+            times[count] = now - begun()
+            expected += 1.0
+            count += 1
+            if value != expected:
+                wrong += 1
+        self.ended_ns, self.requests, self.wrong = clock(), count, wrong
 
 
 class Stream:
@@ -175,7 +175,6 @@ class Stream:
         turn = Overlapping(self._log, seconds, least)
 
         def write(lease: shmlane.Lease, marker: float) -> None:
-            turn.begin()
             view = lease["INPUT__0"]
             if self._source is not None:
                 np.copyto(view, self._source)
@@ -185,10 +184,11 @@ class Stream:
             return float(result["OUTPUT__0"][0])
 
         at_start()
-        for value in self._session.stream(
-            turn, write=write, read=read, in_flight=self._in_flight
-        ):
-            turn.end(value)
+        turn.finish(
+            self._session.stream(
+                turn, write=write, read=read, in_flight=self._in_flight
+            )
+        )
         return [turn]
 
     def close(self) -> None:
