@@ -25,7 +25,7 @@ from .options import RequestOptions
 from .pool import SlotPool
 from .slots import Holder, Slot
 from .timing import Deadline, no_time_left
-from .transport import timed_out, unread
+from .trouble import timed_out, unread
 from .waiters import Waiter
 from .work import Work
 

@@ -60,6 +60,10 @@ class Outbox:
         if count:
             self._views[self._first] = self._views[self._first][count:]
 
+    def let_go(self) -> None:
+        """Keep nothing of what the parts lie in; no more is sent."""
+        self._views.clear()
+
     def __repr__(self) -> str:
         return f"<Outbox {self.left} of {self.nbytes} bytes left>"
 

@@ -108,8 +108,8 @@ class Flight:
             request = exchange.begin(slot)
             # As `is_small`, without a call.
             if prepared.wire_inputs or len(request) > SMALL_BYTES:
-                parts = prepared.parts(request)
-                is_sent = channel.send_parts(parts, self.deadline)
+                # No name for the parts: an error would hold what they lie in.
+                is_sent = channel.send_parts(prepared.parts(request), self.deadline)
             else:
                 is_sent = channel.send(request)
         except InferTimeout:

@@ -28,7 +28,7 @@ from .exchange import Answer, Exchange, Verdict
 from .flights import Timetable
 from .futures import Submission
 from .slots import Holder, Label, Slot
-from .transport import timed_out, unread
+from .trouble import timed_out, unread
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from .flights import Flight, Timetable
 from .leases import BaseLease, Result
 from .options import RequestOptions
 from .stream_plan import StreamPlan
-from .transport import timed_out
+from .trouble import timed_out
 from .workshop import Workshop
 
 L = TypeVar("L", bound=BaseLease)

@@ -11,7 +11,6 @@ with a limit of its own (SO_RCVTIMEO) begins anew after each signal that Python 
 from __future__ import annotations
 
 import contextlib
-import errno
 import select
 import socket
 import time
@@ -23,6 +22,7 @@ from .endpoint import NO_TIME, Endpoint
 from .errors import InferTimeout, ProtocolError, RequestLost, ServerUnreachable
 from .replies import FOREIGN_STATUS, HttpReply, ReplyParser
 from .timing import Deadline, in_seconds
+from .trouble import broken, cut_off, timed_out, unreachable
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class HttpConnection:
                     # One that had no time left tells less than the one before.
                     cause = cause if cause and isinstance(error, NO_TIME) else error
                 if deadline.remaining is not None and deadline.remaining <= pause:
-                    raise _unreachable(endpoint, deadline, cause) from cause
+                    raise unreachable(endpoint, deadline, cause) from cause
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
@@ -131,6 +131,8 @@ class HttpConnection:
         is raised, leaves the connection closed, and the server without a request.
         """
         outbox = Outbox(parts)
+        # What is raised is kept by whom it may, and with it the names of this frame.
+        del parts
         try:
             while outbox.left:
                 if not self._send_some(outbox, deadline):
@@ -138,6 +140,8 @@ class HttpConnection:
         except BaseException:
             self.close()
             raise
+        finally:
+            outbox.let_go()
         return True
 
     def _send_some(self, outbox: Outbox, deadline: Deadline) -> bool:
@@ -151,7 +155,7 @@ class HttpConnection:
         if not outbox.left:
             return True
         if deadline.has_passed:
-            raise _cut_off(outbox, deadline.limit)
+            raise cut_off(outbox, deadline.limit)
         poller = select.poll()
         poller.register(self, select.POLLIN | select.POLLOUT)
         happened = poller.poll(_milliseconds(deadline.remaining))
@@ -337,13 +341,7 @@ class HttpConnection:
 
     def _lost(self, error: OSError | None) -> RequestLost:
         self.close()
-        reason = "the server closed it" if error is None else error.strerror or error
-        return RequestLost(
-            f"the connection broke before the reply was complete ({reason}); the model"
-            " may have run.",
-            hint="Send the request again if running it twice does no harm; memory that"
-            " the server may still write to stays set aside.",
-        )
+        return broken(error)
 
     def __repr__(self) -> str:
         return f"<HttpConnection {'open' if self.is_open else 'closed'}>"
@@ -359,44 +357,3 @@ def _never_quiet(_limit: float | None) -> object:
 
 def _refuse_to_send(*_request: object) -> int:
     raise BrokenPipeError("half a request was sent before")
-
-
-def _cut_off(outbox: Outbox, limit: float | None) -> InferTimeout:
-    return InferTimeout(
-        f"{outbox.nbytes - outbox.left} of {outbox.nbytes} bytes of the request were"
-        f" sent within {in_seconds(limit)}: the server has not begun.",
-        hint="It reads slowly or not at all. Raise the timeout, or look at its load.",
-        timeout=limit,
-    )
-
-
-def timed_out(timeout: float | None) -> InferTimeout:
-    return InferTimeout(
-        f"no complete reply came within {in_seconds(timeout)} of waiting.",
-        hint="The model may still run. To try again, call infer of the session again,"
-        " or release this lease and take another. Raise the timeout, or look at the"
-        " server's queue.",
-        timeout=timeout,
-    )
-
-
-def unread(reason: str) -> RequestLost:
-    return RequestLost(
-        f"the reply cannot be read ({reason}); the model may have run.",
-        hint="Is the process out of descriptors or threads? See ulimit -n and -u.",
-    )
-
-
-def _unreachable(
-    endpoint: Endpoint, deadline: Deadline, error: OSError
-) -> ServerUnreachable:
-    hint = "Is tritonserver running, and is this its HTTP address?"
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        hint = "This process has no descriptor left: see ulimit -n, or use fewer slots."
-    return ServerUnreachable(
-        f"could not connect to {endpoint.address} within {in_seconds(deadline.limit)}:"
-        f" {error.strerror or error}.",
-        hint=hint,
-        url=endpoint.url,
-        timeout=deadline.limit,
-    )

@@ -213,3 +213,28 @@ def test_in_what_fills_the_slots_of_a_thread(
         with contextlib.suppress(ArithmeticError):
             list(session.stream([1.0], write=write, workers=workers))
         is_seen_to_be(session, "free")
+
+
+def infer_of_session(session: Session) -> None:
+    session.infer({INPUT: frame(1)}, timeout=_LIMIT)
+
+
+def future_of_copies(session: Session) -> None:
+    session.submit({INPUT: frame(1)}, timeout=_LIMIT).result(10)
+
+
+@pytest.mark.parametrize("use", [infer_of_session, future_of_copies, blocking_stream])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_error_that_somebody_keeps(
+    server: ScriptedServer, fault: str, use: Callable[[Session], None]
+) -> None:
+    """Its frames are the caller's from then on, and no slot hangs on them."""
+    with one_slot(server.url) as session:
+        kept: list[ShmlaneError] = []
+        with at_fault(server, fault) as errors:
+            try:
+                use(session)
+            except errors as error:
+                kept.append(error)
+        is_seen_to_be(session, "free")
+        assert len(kept) == 1

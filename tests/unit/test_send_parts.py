@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
@@ -130,6 +131,19 @@ def test_a_peer_that_reads_nothing_costs_the_time_that_was_given(
     assert 4 * SHORT <= time.monotonic() - start < LONG / 3
     assert caught.value.context == {"timeout": 4 * SHORT}
     assert not connection.is_open
+
+
+def test_an_error_that_somebody_keeps_holds_nothing_of_the_request(
+    connection: HttpConnection,
+) -> None:
+    array = np.zeros(64 << 20, np.uint8)
+    lives = weakref.ref(array)
+    parts = [array.data]
+    del array
+    with pytest.raises(InferTimeout) as kept:
+        connection.send_parts([REQUEST, parts.pop()], Deadline(SHORT))
+    assert lives() is None
+    assert kept.value.__traceback__ is not None
 
 
 def test_a_peer_that_reads_a_little_at_a_time_does_not_put_off_the_deadline(
