@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from .blocking import STEP_PAUSE, BlockingShell
 from .board import Board
-from .errors import PoolClosed, RequestLost, UsageError
-from .exchange import Answer, Exchange, Verdict
+from .errors import RequestLost, UsageError
+from .exchange import Answer, Exchange, Verdict, closed_meanwhile
 from .flights import Flight, Timetable
 from .futures import Kept
 from .leases import BaseLease
@@ -307,7 +307,7 @@ class AsyncShell:
         threads: ThreadPoolExecutor | None = None,
     ) -> Future[Work[T]]:
         if self._is_closed:
-            raise PoolClosed("the session was closed meanwhile; nothing was sent.")
+            raise closed_meanwhile()
         return (threads or self._threads).submit(Work(work, arguments).do)
 
     @staticmethod

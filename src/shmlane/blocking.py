@@ -20,12 +20,11 @@ from .calls import ServerCalls, in_time_of
 from .errors import (
     InferFailed,
     InferTimeout,
-    PoolClosed,
     RequestLost,
     ServerUnreachable,
     ShmlaneError,
 )
-from .exchange import Answer, Exchange, Verdict
+from .exchange import Answer, Exchange, Verdict, closed_meanwhile
 from .flights import SMALL_BYTES, Flight
 from .memory import SessionMemory
 from .options import RequestOptions
@@ -69,8 +68,7 @@ class Step(NamedTuple):
 class BlockingShell:
     """Carries out what `exchange` decides, and waits.
 
-    retries, reruns: counters for `SessionStats`. is_closed: set when the session
-    closes; nothing new is begun from then on.
+    retries, reruns: counters for `SessionStats`.
     """
 
     def __init__(
@@ -83,7 +81,6 @@ class BlockingShell:
     ) -> None:
         self.retries = 0
         self.reruns = 0
-        self.is_closed = False
         self._calls = calls
         self._exchange = exchange
         self._memory = memory
@@ -249,7 +246,7 @@ class BlockingShell:
         if isinstance(problem, RequestLost):
             # A step of a sequence that has run must not run again. What a closed
             # session, or one of the parent of this process, has lost is not for this.
-            is_final = flight.replayed or slot.is_step or self.is_closed
+            is_final = flight.replayed or slot.is_step or self._exchange.is_closed
             if not self._replay or is_final or not self._is_drained(slot, deadline):
                 # The frames that it passes hold `problem`: one that held them too would
                 # keep what callers' frames hold, views too, until the collector comes.
@@ -327,8 +324,8 @@ class BlockingShell:
         Raises `InferTimeout` if no time is left, and `PoolClosed` if the session closed
         meanwhile; nothing was sent then.
         """
-        if self.is_closed:
-            raise PoolClosed("the session was closed meanwhile; nothing was sent.")
+        if self._exchange.is_closed:
+            raise closed_meanwhile()
         if deadline.has_passed:
             raise no_time_left(deadline.limit)
         channel = slot.channel

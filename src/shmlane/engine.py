@@ -250,9 +250,9 @@ class Engine:
 
     def begin_to_close(self) -> None:
         """Begin nothing new; whoever waits for a slot gets `PoolClosed`."""
-        if not self.shell.is_closed:
+        if not self.exchange.is_closed:
             self._remains = set(self.pool.slots)
-        self.shell.is_closed = True
+        self.exchange.is_closed = True
         self.pool.close()
 
     def close(self, *, wait: bool) -> None:
@@ -359,7 +359,7 @@ class Engine:
 
     def disown(self) -> None:
         """Refuse every use in a forked child; shared memory is not touched."""
-        self.shell.is_closed = True
+        self.exchange.is_closed = True
         # Another thread of the parent may have held it; it does not exist here.
         self._ending = threading.Lock()
         self.receiver.disown()

@@ -24,6 +24,7 @@ from .datatypes import BYTES
 from .errors import (
     InferFailed,
     ModelNotReady,
+    PoolClosed,
     ProtocolError,
     RequestLost,
     ServerError,
@@ -68,6 +69,7 @@ class Exchange:
     """The decisions of one session: one server, one model.
 
     rerun: whether the model may run again for one call, because an output did not fit.
+    is_closed: set when the session closes; nothing new is begun from then on.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Exchange:
         self.requests = requests
         self.metadata = metadata
         self.rerun = rerun
+        self.is_closed = False
         self.building = RequestBuilding(requests, rerun=rerun)
 
     def prepare(
@@ -218,6 +221,10 @@ class Exchange:
         return refusal(
             reply, f"inference on {self.metadata.name!r}", otherwise=InferFailed
         )
+
+
+def closed_meanwhile() -> PoolClosed:
+    return PoolClosed("the session was closed meanwhile; nothing was sent.")
 
 
 def _note_id(slot: Slot, prepared: Prepared) -> None:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable
 from typing import TypeVar
 
-from .errors import InferTimeout
-from .exchange import Answer, Exchange, Verdict
+from .errors import InferTimeout, PoolClosed
+from .exchange import Answer, Exchange, Verdict, closed_meanwhile
 from .options import RequestOptions
 from .slots import Slot
 from .timing import Deadline
@@ -29,7 +29,10 @@ class Flight:
     given: bits of the inputs that are sent. limit: seconds for all of it, since begun.
     attempt: how often it had to be made ready again. replayed: whether it was sent
     again although it may have run. is_over: nothing is sent any more, here or again.
+    is_left_to_others: who sends it does not see to it that its reply is read.
     """
+
+    is_left_to_others = False
 
     __slots__ = (
         "__weakref__",
@@ -96,8 +99,8 @@ class Flight:
     def send(self, exchange: Exchange) -> bool:
         """Send it; False if the connection was dead, so that the server has nothing.
 
-        Waits only where it is not small. Raises `InferTimeout` then; nothing is in
-        flight in that case.
+        Waits only where it is not small. Raises `InferTimeout` then, and `PoolClosed`;
+        nothing is in flight in these cases.
         """
         slot = self.slot
         channel, prepared = slot.channel, slot.prepared
@@ -106,13 +109,17 @@ class Flight:
         self.is_new = True
         try:
             request = exchange.begin(slot)
+            # Not before: whoever closes waits for what is held by then, and then ends
+            # the thread that would read the reply.
+            if self.is_left_to_others and exchange.is_closed:
+                raise closed_meanwhile()
             # As `is_small`, without a call.
             if prepared.wire_inputs or len(request) > SMALL_BYTES:
                 # No name for the parts: an error would hold what they lie in.
                 is_sent = channel.send_parts(prepared.parts(request), self.deadline)
             else:
                 is_sent = channel.send(request)
-        except InferTimeout:
+        except (InferTimeout, PoolClosed):
             exchange.withdraw(slot)
             raise
         except BaseException:

@@ -77,6 +77,7 @@ class Submission(Flight):
     """
 
     __slots__ = ("future", "kept", "make")
+    is_left_to_others = True
 
     def __init__(
         self,
