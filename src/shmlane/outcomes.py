@@ -46,8 +46,9 @@ class Outcomes(Generic[T]):
         self.taken = 0
         self.failed = 0
         self.total = total
+        # How many may be begun before something is taken.
+        self.room = _WINDOW * in_flight
         self._begun = 0
-        self._window = _WINDOW * in_flight
         self._ordered = ordered
         self._return_exceptions = return_exceptions
         self._progress = progress
@@ -66,15 +67,11 @@ class Outcomes(Generic[T]):
             raise TypeError("this stream has no length: its items have none")
         return self.total
 
-    @property
-    def room(self) -> int:
-        """How many may be begun before something is taken."""
-        return self._window - (self._begun - self.taken)
-
     def begin(self) -> int:
         """The number of the next item."""
         number = self._begun
         self._begun += 1
+        self.room -= 1
         return number
 
     def fail(self, number: int, error: Exception) -> None:
@@ -97,6 +94,7 @@ class Outcomes(Generic[T]):
         """The next result; an error is raised, or returned if that was asked for."""
         outcome = self.ready.popleft()
         self.taken += 1
+        self.room += 1
         if self._progress is not None:
             self._progress(self.taken, self.total)
         if not isinstance(outcome, _Failure):

@@ -112,34 +112,33 @@ class Course(Generic[L, I, R]):
 
     def run(self) -> Generator[R | Exception, None, None]:
         """Begins nothing, and needs no descriptor, before the first is asked for."""
+        outcomes, ready = self._outcomes, self._outcomes.ready
+        flying, in_flight = self._flying, self._plan.in_flight
         with contextlib.closing(Board[Passage[L]].open()) as self._board:
             try:
                 if (threads := self._plan.threads()) is not None:
                     self._workshop = Workshop(threads, self._board)
-                yield from self._results()
+                while ready or self._goes_on:
+                    self._thread = threading.get_ident()
+                    if self._is_disowned:
+                        raise self._host._unusable()
+                    if len(flying) < in_flight:
+                        self._begin_what_fits()
+                    if ready:
+                        yield outcomes.take()
+                        # While results are asked for slowly, replies make room.
+                        if ready and time.monotonic() - self._looked > _LOOK_AGAIN:
+                            self._look_if_busy()
+                    elif self._busy:
+                        self._look(self._timetable.remaining)
             finally:
                 self._abandon()
+        outcomes.raise_failure()
 
-    def _results(self) -> Iterator[R | Exception]:
-        outcomes, flying, in_flight = self._outcomes, self._flying, self._plan.in_flight
-        ready = outcomes.ready
-        while True:
-            self._thread = threading.get_ident()
-            if self._is_disowned:
-                raise self._host._unusable()
-            if len(flying) < in_flight:
-                self._begin_what_fits()
-            if ready:
-                yield outcomes.take()
-                # While results are asked for slowly, replies come that make room.
-                if ready and time.monotonic() - self._looked > _LOOK_AGAIN:
-                    self._look_if_busy()
-            elif self._busy:
-                self._look(self._timetable.remaining)
-            elif outcomes.failure is not None:
-                outcomes.raise_failure()
-            elif self._is_exhausted and not self._waiting:
-                return
+    @property
+    def _goes_on(self) -> bool:
+        """Whether there may be results yet."""
+        return bool(not self._is_exhausted or self._waiting or self._busy)
 
     @property
     def _busy(self) -> int:
