@@ -12,7 +12,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 
@@ -23,12 +23,19 @@ class Living(Protocol):
     def _disown(self) -> None: ...
 
 
-_living: weakref.WeakSet[Living] = weakref.WeakSet()
+_living: weakref.WeakValueDictionary[int, Living] = weakref.WeakValueDictionary()
 
 
 def look_after(session: Living) -> None:
     """End `session` with the interpreter, and disown it in forked children."""
-    _living.add(session)
+    _living[id(session)] = session
+
+
+def _all_living() -> Iterator[Living]:
+    # All references at once: other threads open sessions meanwhile.
+    for reference in _living.valuerefs():
+        if (session := reference()) is not None:
+            yield session
 
 
 class Ending:
@@ -73,14 +80,14 @@ def in_background(work: Callable[[], object]) -> bool:
 
 @atexit.register
 def _end_all() -> None:
-    for session in list(_living):
+    for session in _all_living():
         # One that cannot be closed is no reason to leave the others open.
         with contextlib.suppress(Exception):
             session._end_at_exit()
 
 
 def _disown_all() -> None:
-    for session in list(_living):
+    for session in _all_living():
         session._disown()
 
 

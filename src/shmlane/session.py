@@ -95,7 +95,7 @@ class Session(BaseSession):
         interrupted close is finished by another.
         """
         if wait:
-            for course in list(self._courses):
+            for course in self._running_courses():
                 course.leave()
         self._begin_to_close()
         self._end(wait=wait)
@@ -146,12 +146,14 @@ class Session(BaseSession):
 
     def _tell_of_streams(self, error: LeaseTimeout) -> None:
         """What a loop over a stream waits for comes only as the loop goes on."""
-        held = sum(course.held_by_this_thread for course in list(self._courses))
-        if held:
+        courses = self._running_courses()
+        if held := sum(course.held_by_this_thread for course in courses):
+            slots = self._settings.slots
+            few = f"stream(..., in_flight={slots - 1})"
             error.hint = (
                 f"This thread is in a loop over a stream, which has {held} of them in"
                 " flight until its next result is asked for: leave some for others,"
-                f" stream(..., in_flight={max(1, self._settings.slots - 1)})."
+                f" {few if slots > 1 else 'Session(..., slots=2) and in_flight=1'}."
             )
 
     def infer(
@@ -279,7 +281,7 @@ class Session(BaseSession):
         limit = checked_limit(timeout, self._timeouts.infer)
         engine = self._ensure_open()
         course = Course(plan, items, self, engine.shell, engine.exchange, limit=limit)
-        self._courses.add(course)
+        self._courses[id(course)] = course
         return Stream(course.run(), plan.outcomes)
 
     def _take_lease(self, *, wait: bool) -> Lease | None:
@@ -320,6 +322,8 @@ class Session(BaseSession):
             slot.epoch += 1
             slot.leased = False
             engine.pool.release(lease)
+            if self._state is not State.OPEN:
+                self._take_back(engine)
         return self._take_lease(wait=False) if fetch() else None
 
     def share(self, *, slots: int | None = None) -> SessionHandle:

@@ -211,7 +211,7 @@ class BaseSession:
         self.model = settings.model
         self.version = settings.version
         self._opening = threading.Lock()
-        self._courses: weakref.WeakSet[Course[Any, Any, Any]] = weakref.WeakSet()
+        self._courses = weakref.WeakValueDictionary[int, Course[Any, Any, Any]]()
         look_after(self)
 
     # --- opening and closing ----------------------------------------------------------
@@ -285,6 +285,11 @@ class BaseSession:
             return SessionStats()
         return self._engine.stats()
 
+    def _running_courses(self) -> list[Course[Any, Any, Any]]:
+        # All references at once: other threads begin streams meanwhile.
+        found = [reference() for reference in self._courses.valuerefs()]
+        return [course for course in found if course is not None]
+
     # --- what leases ask for ----------------------------------------------------------
 
     def _give_back(self, lease: Holder) -> None:
@@ -333,7 +338,7 @@ class BaseSession:
         if self._engine is not None and not self._engine.has_ended:
             self._state = State.FORKED
             self._engine.disown()
-            for course in list(self._courses):
+            for course in self._running_courses():
                 course.disown()
 
     def _why_unusable(self) -> ShmlaneError | None:

@@ -18,9 +18,9 @@ from .blocking import BlockingShell
 from .board import Board
 from .errors import PoolClosed, RequestLost, ShmlaneError
 from .exchange import Answer, Exchange, Verdict
-from .flights import Flight, Timetable
+from .flights import Timetable
 from .leases import BaseLease, Result
-from .options import RequestOptions
+from .passages import Passage
 from .stream_plan import StreamPlan
 from .trouble import timed_out
 from .workshop import Workshop
@@ -41,40 +41,6 @@ class StreamHost(Protocol[L]):
     def _take_lease(self, *, wait: bool) -> L | None: ...
     def _next_lease(self, lease: L, fetch: Callable[[], bool]) -> L | None: ...
     def _unusable(self) -> ShmlaneError: ...
-
-
-class Passage(Flight, Generic[L]):
-    """The request of one item, and of others after it when its result was read."""
-
-    __slots__ = ("epoch", "item", "lease", "number")
-
-    def __init__(
-        self,
-        lease: L,
-        limit: float | None,
-        options: RequestOptions | None,
-        *,
-        number: int,
-        item: object,
-    ) -> None:
-        slot = lease._slot
-        assert slot is not None
-        Flight.__init__(self, slot, 0, limit, options)
-        self.lease = lease
-        self.number = number
-        self.item = item
-        self.epoch = slot.epoch
-
-    def depart(self) -> None:
-        """The item was written: its time begins, and whatever was read before expires.
-
-        Raises why it cannot be sent.
-        """
-        lease, slot, given = self.lease, self.slot, self.lease._given
-        if lease._slot is None or slot.server_hold or ~given & slot.required:
-            raise lease._not_ready(lease._slot)
-        self.begin_anew(given)
-        self.epoch = slot.epoch = slot.epoch + 1
 
 
 class Course(Generic[L, I, R]):
@@ -106,6 +72,8 @@ class Course(Generic[L, I, R]):
         self._source_is_slow = False
         self._looked = 0.0
         self._flying: dict[Passage[L], Passage[L]] = {}
+        # Those whose slots are for the next items.
+        self._landed: list[Passage[L]] = []
         self._timetable = Timetable()
         self._board: Board[Passage[L]]
         self._workshop: Workshop | None = None
@@ -169,7 +137,13 @@ class Course(Generic[L, I, R]):
                     lease = self._host._take_lease(wait=True)
                 if lease is None:
                     return
-                self._begin(lease, self._waiting.popleft())
+                try:
+                    item = self._waiting.popleft()
+                except IndexError:
+                    # The session was closed in between: see `leave`.
+                    lease.release()
+                    return
+                self._begin(lease, item)
         except Exception as error:
             self._end(error)
 
@@ -237,7 +211,11 @@ class Course(Generic[L, I, R]):
             return False
         passage.lease = lease
         passage.slot = lease._hold[1]
-        passage.item = self._waiting.popleft()
+        try:
+            passage.item = self._waiting.popleft()
+        except IndexError:
+            # The session was closed in between: see `leave`.
+            return False
         passage.number = outcomes.begin()
         self._write(passage)
         return True
@@ -272,14 +250,17 @@ class Course(Generic[L, I, R]):
             is_ready = problem is None and passage.is_ready
             if not (is_ready and passage.send(self._exchange)):
                 self._shell.launch(passage, problem)
-            channel = passage.slot.channel
-            assert channel is not None
-            self._board.expect(channel, passage)
+            self._expect(passage)
         except Exception as error:
-            self._fail(passage, error)
+            self._fail_in_flight(passage, error)
             return
         if passage.when < self._timetable.next:
             self._timetable.note(passage)
+
+    def _expect(self, passage: Passage[L]) -> None:
+        channel = passage.slot.channel
+        assert channel is not None
+        self._board.expect(channel, passage)
 
     # --- ending -----------------------------------------------------------------------
 
@@ -296,14 +277,18 @@ class Course(Generic[L, I, R]):
             self._workshop.finish()
         if self._looked >= self._timetable.next:
             self._end_overdue()
+        # All at once: a server that is busy with the first finds the others there.
+        for passage in self._landed:
+            if not self._go_on(passage):
+                self._flying.pop(passage, None)
+                passage.lease.release()
+        self._landed.clear()
 
     def _end_overdue(self) -> None:
         for passage in self._timetable.overdue(self._flying):
-            number = passage.number
             # What has come in time is in time, whatever kept this thread from it.
             self._land(passage)
-            # By now its slot may have the next item.
-            if passage in self._flying and passage.number == number:
+            if passage in self._flying and passage not in self._landed:
                 self._board.forget(passage)
                 self._fail(passage, timed_out(passage.limit))
 
@@ -317,16 +302,19 @@ class Course(Generic[L, I, R]):
         except RequestLost as error:
             outcome = error
         except Exception as error:
-            self._fail(passage, error)
+            self._fail_in_flight(passage, error)
             return
         if isinstance(outcome, Answer):
             self._read(passage, Result(passage.slot, passage.epoch, outcome))
         elif outcome is None:
-            channel = passage.slot.channel
-            assert channel is not None
-            self._board.expect(channel, passage)
+            self._expect(passage)
         else:
             self._launch(passage, outcome)
+
+    def _fail_in_flight(self, passage: Passage[L], error: Exception) -> None:
+        # What was left to others in between has lost its connection: see `leave`.
+        if passage in self._flying:
+            self._fail(passage, error)
 
     def _fail(self, passage: Passage[L], error: Exception) -> None:
         self._flying.pop(passage, None)
@@ -343,11 +331,7 @@ class Course(Generic[L, I, R]):
             self._fail(passage, error)
             return
         self._outcomes.finish(passage.number, value)
-        # What the source raises next holds this frame, and views with it.
-        del value, result
-        if not self._go_on(passage):
-            self._flying.pop(passage, None)
-            passage.lease.release()
+        self._landed.append(passage)
 
     def _read_in_thread(
         self, workshop: Workshop, passage: Passage[L], result: Result

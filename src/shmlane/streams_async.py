@@ -165,6 +165,8 @@ class AsyncCourse(Generic[L, I, R]):
                     self._outcomes.fail(number, error)
                 else:
                     self._outcomes.finish(number, value)
+                    # Its views are the caller's to let go of, while this goes on.
+                    del value
                 finally:
                     self._leased -= 1
                 self._news.set()

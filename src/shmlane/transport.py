@@ -26,9 +26,10 @@ from .trouble import broken, cut_off, timed_out, unreachable
 
 T = TypeVar("T")
 
-# A reply without tensors fits. More would be asked of the heap for each, and given back
-# in part: what is left between lasting arrays is of no use to the next.
-_RECEIVE_BYTES = 4096
+# A reply without tensors fits, also that of many outputs. More would be asked of the
+# heap for each, and given back in part: what is left between lasting arrays is of no
+# use to the next.
+_RECEIVE_BYTES = 16 << 10
 # Large bodies come in small pieces: to be woken for each costs more than to copy it.
 _WAKE_BYTES = 256 << 10
 

@@ -49,6 +49,8 @@ class Work(Generic[T]):
         try:
             if error is not None:
                 raise error
-            return self._value
+            value = self._value
+            del self._value
+            return value
         finally:
             del error

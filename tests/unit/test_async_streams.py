@@ -10,11 +10,19 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from shmlane import AsyncLease, InferFailed, Result
+from shmlane import AsyncLease, AsyncSession, InferFailed, RegionOptions, Result
 from shmlane.testing import Delay, Status
 from tests.sessions import frame
-from tests.unit.one_slot import OUTPUT, serving
-from tests.unit.tasks import asking, cancel, comes, fill, in_a_loop, serves_right
+from tests.unit.one_slot import INPUT, OUTPUT, serving
+from tests.unit.tasks import (
+    SHAPE,
+    asking,
+    cancel,
+    comes,
+    fill,
+    in_a_loop,
+    serves_right,
+)
 
 SLOTS = 3
 
@@ -71,6 +79,36 @@ async def test_an_error_that_is_raised_is_the_end_of_the_stream() -> None:
                     pass
             assert [each async for each in stream] == []
             assert streams() == before
+            await serves_right(session)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@in_a_loop
+async def test_a_view_that_was_let_go_of_pins_no_slot_while_the_stream_goes_on(
+    workers: int,
+) -> None:
+    # No room for spare slots.
+    region = RegionOptions(max_bytes=8192)
+    whole = {INPUT: SHAPE}, {OUTPUT: SHAPE}
+    with serving() as server:
+        async with AsyncSession(
+            server.url,
+            "identity",
+            slots=1,
+            shapes=whole[0],
+            outputs=whole[1],
+            region=region,
+        ) as session:
+            stream = session.stream(
+                range(9),
+                write=write,
+                read=lambda _, result: result[OUTPUT],
+                workers=workers,
+            )
+            async for view in stream:
+                number = stream.done - 1
+                np.testing.assert_array_equal(view, frame(float(number)))
+                del view
             await serves_right(session)
 
 

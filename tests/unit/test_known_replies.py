@@ -114,3 +114,23 @@ def test_ours_take_turns_again_after_one_id_of_a_caller(own: str, memory: str) -
             assert session.infer({"X": sent})["Y"].tolist() == (2 * sent).tolist()
         # At most the one that the caller's id asked for.
         assert session.stats().connections - before <= 1
+
+
+def test_the_reply_of_a_model_with_many_outputs_is_known_too() -> None:
+    names = [f"OUTPUT__{number}" for number in range(150)]
+    model = FakeModel(
+        "many",
+        inputs={"X": ("FP32", (8,))},
+        outputs=dict.fromkeys(names, ("FP32", (8,))),
+        run=lambda inputs: {
+            name: inputs["X"] + number for number, name in enumerate(names)
+        },
+    )
+    with session_on(model) as (_, session):
+        for call in range(4):
+            outputs = session.infer({"X": np.full(8, call, np.float32)})
+            found = [float(outputs[name][-1]) for name in names]
+            assert found == [call + number for number in range(len(names))]
+        prepared = slots_of(session)[0].prepared
+        assert prepared is not None
+        assert all(prepared.replies)

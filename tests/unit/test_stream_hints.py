@@ -48,3 +48,12 @@ def test_another_thread_is_told_what_it_can_do_itself() -> None:
         thread.join()
         assert "Release leases sooner" in str(errors[0])
         assert list(stream) == list(range(1, 9))
+
+
+def test_a_session_of_one_slot_is_told_to_have_more() -> None:
+    with flowing(slots=1) as (_, session):
+        stream = session.stream(range(9), write=fill, read=number_of)
+        assert next(stream) == 0
+        with pytest.raises(LeaseTimeout, match=r"slots=2\) and in_flight=1"):
+            session.lease(timeout=_NO_TIME)
+        assert list(stream) == list(range(1, 9))

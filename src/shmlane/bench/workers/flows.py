@@ -174,11 +174,13 @@ class Stream:
         """One stream of all requests; results come in order."""
         turn = Overlapping(self._log, seconds, least)
 
+        last, source = self._last, self._source
+
         def write(lease: shmlane.Lease, marker: float) -> None:
             view = lease["INPUT__0"]
-            if self._source is not None:
-                np.copyto(view, self._source)
-            view[self._last] = marker
+            if source is not None:
+                np.copyto(view, source)
+            view[last] = marker
 
         def read(marker: float, result: shmlane.Result) -> float:
             return float(result["OUTPUT__0"][0])

@@ -1,0 +1,62 @@
+"""A session that is closed at any moment of its own stream, as by a signal handler."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from shmlane import PoolClosed, session, streams
+from tests.unit.flowing import fill, flowing, number_of, outcome
+from tests.unit.one_slot import files_of
+
+ITEMS = 3
+# Each moment takes a server and a session of its own: so many are left out between two.
+STEP = 13
+FILES = {session.__file__, streams.__file__}
+
+
+class At:
+    """Calls `action` once, before the line number `moment` that runs of these files."""
+
+    def __init__(self, moment: int, action: Callable[[], object]) -> None:
+        self._left = moment
+        self._action = action
+
+    @property
+    def was_reached(self) -> bool:
+        return self._left < 0
+
+    def __call__(self, frame: FrameType, event: str, _arg: object) -> Any:
+        if frame.f_code.co_filename not in FILES:
+            return None
+        if event == "line":
+            self._left -= 1
+            if self._left == -1:
+                sys.settrace(None)
+                self._action()
+        return self
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_stream_ends_and_nothing_is_left(slots: int) -> None:
+    moment, reached = 0, True
+    while reached:
+        with flowing(slots=slots) as (server, session):
+            stream = session.stream(range(ITEMS), write=fill, read=number_of)
+            at = At(moment, session.close)
+            sys.settrace(at)
+            try:
+                values, error = outcome(stream)
+            finally:
+                sys.settrace(None)
+            del stream
+            session.close()
+            assert values == list(range(len(values))), moment
+            assert isinstance(error, PoolClosed) or len(values) == ITEMS, error
+            assert (server.regions, files_of(server)) == ({}, []), moment
+        moment, reached = moment + STEP, at.was_reached
+    assert moment > 50
