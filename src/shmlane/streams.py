@@ -363,6 +363,8 @@ class Course(Generic[L, I, R]):
                 del self._flying[passage]
                 passage.lease.release()
                 self._end(PoolClosed("the session was closed before the reply came."))
+                # In a handler this may be right before the wait for all of them.
+                self._board.ring()
 
     def disown(self) -> None:
         """In a forked child: what is in flight is the parent's, and this ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -10,12 +11,10 @@ from typing import Any
 import pytest
 
 from shmlane import PoolClosed, session, streams
-from tests.unit.flowing import fill, flowing, number_of, outcome
+from tests.unit.flowing import LIMIT, fill, flowing, number_of, outcome
 from tests.unit.one_slot import files_of
 
 ITEMS = 3
-# Each moment takes a server and a session of its own: so many are left out between two.
-STEP = 13
 FILES = {session.__file__, streams.__file__}
 
 
@@ -48,15 +47,18 @@ def test_a_stream_ends_and_nothing_is_left(slots: int) -> None:
         with flowing(slots=slots) as (server, session):
             stream = session.stream(range(ITEMS), write=fill, read=number_of)
             at = At(moment, session.close)
+            begun = time.monotonic()
             sys.settrace(at)
             try:
                 values, error = outcome(stream)
             finally:
                 sys.settrace(None)
+            # It waits for nothing that nobody will read.
+            assert time.monotonic() - begun < LIMIT / 2, moment
             del stream
             session.close()
             assert values == list(range(len(values))), moment
             assert isinstance(error, PoolClosed) or len(values) == ITEMS, error
             assert (server.regions, files_of(server)) == ({}, []), moment
-        moment, reached = moment + STEP, at.was_reached
+        moment, reached = moment + 1, at.was_reached
     assert moment > 50
