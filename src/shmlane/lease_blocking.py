@@ -18,7 +18,7 @@ from .leases import Result
 from .metadata import Array
 from .migration_leases import LendingLease
 from .options import RequestOptions
-from .session_base import State, checked_limit
+from .session_base import OPEN, checked_limit
 from .slots import Slot
 from .timing import DEFAULT, Timeout
 
@@ -46,7 +46,7 @@ class Lease(LendingLease):
             raise self._not_ready(slot)
         host = self._host
         engine = host._engine
-        if engine is None or host._state is not State.OPEN:
+        if engine is None or host._state is not OPEN:
             raise host._unusable()
         if options is not None and not isinstance(options, RequestOptions):
             raise UsageError(

@@ -22,8 +22,8 @@ from .metadata import Array, ModelMetadata
 from .options import RequestOptions
 from .outcomes import Progress, Stream
 from .session_base import (
+    OPEN,
     BaseSession,
-    State,
     checked_inputs,
     checked_limit,
     one_deadline,
@@ -125,7 +125,7 @@ class Session(BaseSession):
         `LeaseTimeout`, `PoolClosed`, and what `open` raises.
         """
         engine = self._engine
-        if engine is None or self._state is not State.OPEN:
+        if engine is None or self._state is not OPEN:
             engine = self._ensure_open()
         limit = self._timeouts.lease
         if timeout is not DEFAULT:
@@ -289,7 +289,7 @@ class Session(BaseSession):
         if wait:
             return self.lease()
         engine = self._engine
-        if engine is None or self._state is not State.OPEN:
+        if engine is None or self._state is not OPEN:
             engine = self._ensure_open()
         lease = Lease(self)
         if not engine.pool.take(lease):
@@ -311,7 +311,7 @@ class Session(BaseSession):
         if (
             slot is None
             or engine is None
-            or self._state is not State.OPEN
+            or self._state is not OPEN
             or slot.server_hold
             or slot.has_loans
         ):
@@ -322,7 +322,7 @@ class Session(BaseSession):
             slot.epoch += 1
             slot.leased = False
             engine.pool.release(lease)
-            if self._state is not State.OPEN:
+            if self._state is not OPEN:
                 self._take_back(engine)
         return self._take_lease(wait=False) if fetch() else None
 
@@ -376,7 +376,7 @@ class Session(BaseSession):
         engine.shell.make_ready(lease._slot, 0, Deadline(self._timeouts.infer))
 
     def _ensure_open(self) -> Engine:
-        if self._state is not State.OPEN:
+        if self._state is not OPEN:
             self.open()
         assert self._engine is not None
         return self._engine

@@ -33,7 +33,8 @@ from .metadata import Array, ModelMetadata
 from .options import RequestOptions
 from .outcomes import Progress
 from .session_base import (
-    State,
+    FORKED,
+    OPEN,
     checked_inputs,
     checked_limit,
     one_deadline,
@@ -87,7 +88,7 @@ class AsyncSession(AsyncHost):
         return self
 
     async def _open_in_thread(self) -> None:
-        if self._state is not State.OPEN:
+        if self._state is not OPEN:
             (await _in_thread(self._open_once)).take()
 
     async def _enter_loop(self, engine: Engine) -> None:
@@ -115,7 +116,7 @@ class AsyncSession(AsyncHost):
             (await asyncio.shield(_in_thread(closing))).take()
         finally:
             # In a forked child, what the loop watches is the parent's to change.
-            if self._shell is not None and self._state is not State.FORKED:
+            if self._shell is not None and self._state is not FORKED:
                 self._shell.close_from_anywhere()
 
     async def __aenter__(self) -> AsyncSession:
@@ -321,7 +322,7 @@ class AsyncSession(AsyncHost):
     async def _acquire(self, lease: AsyncLease, limit: float | None) -> None:
         shell = self._shell
         engine = self._engine
-        if shell is None or engine is None or self._state is not State.OPEN:
+        if shell is None or engine is None or self._state is not OPEN:
             engine = await self._ensure_open()
             shell = self._opened_shell()
         shell.check_loop()
@@ -345,7 +346,7 @@ class AsyncSession(AsyncHost):
     # --- state ------------------------------------------------------------------------
 
     async def _ensure_open(self) -> Engine:
-        if self._state is not State.OPEN or self._shell is None:
+        if self._state is not OPEN or self._shell is None:
             await self.open()
         self._opened_shell().check_loop()
         return self._opened_engine()
@@ -365,7 +366,7 @@ class AsyncSession(AsyncHost):
     def __del__(self) -> None:
         super().__del__()
         shell = getattr(self, "_shell", None)
-        if shell is not None and self._state is not State.FORKED:
+        if shell is not None and self._state is not FORKED:
             shell.close_from_anywhere()
 
 

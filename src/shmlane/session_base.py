@@ -46,6 +46,10 @@ class State(Enum):
     FORKED = "open in another process"
 
 
+# Asked for with each lease: to find members in their class takes five times as long.
+OPEN, CLOSED, FORKED = State.OPEN, State.CLOSED, State.FORKED
+
+
 class SendingLease(BaseLease):
     """A lease of a session, however its caller waits for replies.
 
@@ -65,7 +69,7 @@ class SendingLease(BaseLease):
             raise self._not_ready(slot)
         host = self._host
         engine = host._engine
-        if engine is None or host._state is not State.OPEN:
+        if engine is None or host._state is not OPEN:
             raise host._unusable()
         if options is not None and not isinstance(options, RequestOptions):
             raise UsageError(
@@ -84,7 +88,7 @@ class SendingLease(BaseLease):
         slot, host = self._slot, self._host
         if slot is None or slot.server_hold or self.held is None:
             raise self._unusable(slot)
-        if host._engine is None or host._state is not State.OPEN:
+        if host._engine is None or host._state is not OPEN:
             raise host._unusable()
         viewed = [tensor.name for tensor in slot.tensors if tensor.has_views()]
         if viewed:
@@ -219,40 +223,40 @@ class BaseSession:
     def _open_once(self) -> None:
         """Try once: between tries the lock is free, so that `close` can come in."""
         with self._opening:
-            if self._state is State.OPEN:
+            if self._state is OPEN:
                 return
             if self._state is not State.NEW:
                 raise self._unusable()
             self._engine = Engine.open(self._settings, session=weakref.ref(self))
-            self._state = State.OPEN
+            self._state = OPEN
 
     def _begin_to_close(self) -> None:
         """Begin nothing new; whoever waits for a slot gets `PoolClosed`."""
         with self._opening:
-            if self._state is State.FORKED:
+            if self._state is FORKED:
                 return
             if self._engine is not None:
                 self._engine.begin_to_close()
-            self._state = State.CLOSED
+            self._state = CLOSED
 
     def _end(self, *, wait: bool) -> None:
         """After `_begin_to_close`: take back what is idle."""
-        if self._engine is not None and self._state is not State.FORKED:
+        if self._engine is not None and self._state is not FORKED:
             self._engine.close(wait=wait)
 
     def _end_at_exit(self) -> None:
         self._begin_to_close()
         self._end(wait=False)
-        if self._engine is not None and self._state is not State.FORKED:
+        if self._engine is not None and self._state is not FORKED:
             self._engine.take_back(at_exit=True)
 
     def __del__(self) -> None:
         engine: Engine | None = getattr(self, "_engine", None)
-        if engine is None or self._state is State.FORKED:
+        if engine is None or self._state is FORKED:
             return
         if not engine.has_ended:
             # Of a closed one, the rest may just be on its way back.
-            state = repr(self) if self._state is State.OPEN else ""
+            state = repr(self) if self._state is OPEN else ""
             self._begin_to_close()
             self._end_dropped(engine)
             if state:
@@ -281,7 +285,7 @@ class BaseSession:
 
         After `close`: as they were when the last of it was taken back.
         """
-        if self._engine is None or self._state is State.FORKED:
+        if self._engine is None or self._state is FORKED:
             return SessionStats()
         return self._engine.stats()
 
@@ -299,7 +303,7 @@ class BaseSession:
         engine = self._engine
         if slot.has_loans:
             slot.end_loans()
-        if engine is None or self._state is State.FORKED:
+        if engine is None or self._state is FORKED:
             return
         if slot.server_hold and not slot.is_shared:
             engine.give_up(slot)
@@ -309,7 +313,7 @@ class BaseSession:
             engine.borrower.release(lease)
         else:
             engine.pool.release(lease)
-        if self._state is State.CLOSED:
+        if self._state is CLOSED:
             self._take_back(engine)
 
     def _take_back(self, engine: Engine) -> None:
@@ -317,7 +321,7 @@ class BaseSession:
         engine.take_back()
 
     def _grow(self, slot: Slot, tensor: Tensor, nbytes: int) -> None:
-        if self._engine is None or self._state is not State.OPEN:
+        if self._engine is None or self._state is not OPEN:
             raise self._unusable()
         self._engine.memory.grow(slot, tensor, nbytes)
 
@@ -336,17 +340,17 @@ class BaseSession:
         # Another thread of the parent may have held it; it does not exist here.
         self._opening = threading.Lock()
         if self._engine is not None and not self._engine.has_ended:
-            self._state = State.FORKED
+            self._state = FORKED
             self._engine.disown()
             for course in self._running_courses():
                 course.disown()
 
     def _why_unusable(self) -> ShmlaneError | None:
         """Why leases cannot be used, if the session is the reason."""
-        return self._unusable() if self._state is State.FORKED else None
+        return self._unusable() if self._state is FORKED else None
 
     def _unusable(self) -> ShmlaneError:
-        if self._state is State.FORKED:
+        if self._state is FORKED:
             return ForkedSession(
                 "this session was opened before a fork; its memory and connections"
                 " belong to the parent process.",
@@ -360,7 +364,7 @@ class BaseSession:
     def __repr__(self) -> str:
         state = self._state.value
         slots = ""
-        if self._engine is not None and self._state is State.OPEN:
+        if self._engine is not None and self._state is OPEN:
             slots = f", memory {self.memory!r}, {self._engine.pool!r}"
         name = type(self).__name__
         return f"<{name} {self.model!r} at {self.url} {state}{slots}>"
