@@ -6,10 +6,16 @@ import threading
 
 import pytest
 
-from shmlane import LeaseTimeout
+from shmlane import LeaseTimeout, streams
 from tests.unit.flowing import fill, flowing, item, number_of
 
 _NO_TIME = 0.01
+
+
+@pytest.fixture(autouse=True)
+def quick_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All slots are in flight, however long a busy machine takes over the items."""
+    monkeypatch.setattr(streams, "_SLOW_SOURCE", 60.0)
 
 
 def test_a_loop_that_waits_for_the_slots_of_its_own_stream_is_told_so() -> None:

@@ -22,6 +22,7 @@ from shmlane import (
     ProtocolError,
     Result,
     board,
+    streams,
 )
 from shmlane.testing import Answer, Truncate
 from tests.polling import eventually
@@ -178,8 +179,12 @@ def test_a_connection_that_ends_while_an_item_is_written_costs_nothing(
     assert list(stream) == list(range(6))
 
 
-def test_slots_are_kept_busy_behind_results_that_wait() -> None:
+def test_slots_are_kept_busy_behind_results_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """However slowly results are asked for, as long as there is room for more."""
+    # A busy machine makes no slow source of this one.
+    monkeypatch.setattr(streams, "_SLOW_SOURCE", 60.0)
     with flowing(slots=SLOTS) as (server, session):
         stream = session.stream(itertools.count(), write=fill, read=number_of)
         for number, value in enumerate(itertools.islice(stream, 20)):
