@@ -135,9 +135,8 @@ class Board(Generic[T]):
         says so with `expect`, which costs nothing now.
         """
         came: list[T] = []
-        entries = self._entries
         for number, _ in self._poll(timeout):
-            entry = entries.get(number)
+            entry = self._entries.get(number)
             expected = None if entry is None else entry.expected
             if entry is None or expected is None:
                 self._dismiss(number)

@@ -13,7 +13,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Living(Protocol):
@@ -23,19 +25,30 @@ class Living(Protocol):
     def _disown(self) -> None: ...
 
 
-_living: weakref.WeakValueDictionary[int, Living] = weakref.WeakValueDictionary()
+class Weakly(Generic[T]):
+    """Things that others keep alive; any thread may add some while another looks."""
+
+    def __init__(self) -> None:
+        self._things: weakref.WeakValueDictionary[int, T] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def add(self, thing: T) -> None:
+        self._things[id(thing)] = thing
+
+    def __iter__(self) -> Iterator[T]:
+        # All references at once, which a WeakSet does not give.
+        for reference in self._things.valuerefs():
+            if (thing := reference()) is not None:
+                yield thing
+
+
+_living: Weakly[Living] = Weakly()
 
 
 def look_after(session: Living) -> None:
     """End `session` with the interpreter, and disown it in forked children."""
-    _living[id(session)] = session
-
-
-def _all_living() -> Iterator[Living]:
-    # All references at once: other threads open sessions meanwhile.
-    for reference in _living.valuerefs():
-        if (session := reference()) is not None:
-            yield session
+    _living.add(session)
 
 
 class Ending:
@@ -80,14 +93,14 @@ def in_background(work: Callable[[], object]) -> bool:
 
 @atexit.register
 def _end_all() -> None:
-    for session in _all_living():
+    for session in _living:
         # One that cannot be closed is no reason to leave the others open.
         with contextlib.suppress(Exception):
             session._end_at_exit()
 
 
 def _disown_all() -> None:
-    for session in _all_living():
+    for session in _living:
         session._disown()
 
 

@@ -95,7 +95,7 @@ class Session(BaseSession):
         interrupted close is finished by another.
         """
         if wait:
-            for course in self._running_courses():
+            for course in self._courses:
                 course.leave()
         self._begin_to_close()
         self._end(wait=wait)
@@ -146,8 +146,7 @@ class Session(BaseSession):
 
     def _tell_of_streams(self, error: LeaseTimeout) -> None:
         """What a loop over a stream waits for comes only as the loop goes on."""
-        courses = self._running_courses()
-        if held := sum(course.held_by_this_thread for course in courses):
+        if held := sum(course.held_by_this_thread for course in self._courses):
             slots = self._settings.slots
             few = f"stream(..., in_flight={slots - 1})"
             error.hint = (
@@ -281,7 +280,7 @@ class Session(BaseSession):
         limit = checked_limit(timeout, self._timeouts.infer)
         engine = self._ensure_open()
         course = Course(plan, items, self, engine.shell, engine.exchange, limit=limit)
-        self._courses[id(course)] = course
+        self._courses.add(course)
         return Stream(course.run(), plan.outcomes)
 
     def _take_lease(self, *, wait: bool) -> Lease | None:

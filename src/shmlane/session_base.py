@@ -27,7 +27,7 @@ from .errors import (
 from .handoff import SessionHandle, SlotRef
 from .layout import Sizes
 from .leases import BaseLease
-from .lifetimes import look_after
+from .lifetimes import Weakly, look_after
 from .options import RequestOptions
 from .regions import RegionOptions
 from .settings import Settings
@@ -215,7 +215,7 @@ class BaseSession:
         self.model = settings.model
         self.version = settings.version
         self._opening = threading.Lock()
-        self._courses = weakref.WeakValueDictionary[int, Course[Any, Any, Any]]()
+        self._courses: Weakly[Course[Any, Any, Any]] = Weakly()
         look_after(self)
 
     # --- opening and closing ----------------------------------------------------------
@@ -289,11 +289,6 @@ class BaseSession:
             return SessionStats()
         return self._engine.stats()
 
-    def _running_courses(self) -> list[Course[Any, Any, Any]]:
-        # All references at once: other threads begin streams meanwhile.
-        found = [reference() for reference in self._courses.valuerefs()]
-        return [course for course in found if course is not None]
-
     # --- what leases ask for ----------------------------------------------------------
 
     def _give_back(self, lease: Holder) -> None:
@@ -342,7 +337,7 @@ class BaseSession:
         if self._engine is not None and not self._engine.has_ended:
             self._state = FORKED
             self._engine.disown()
-            for course in self._running_courses():
+            for course in self._courses:
                 course.disown()
 
     def _why_unusable(self) -> ShmlaneError | None:

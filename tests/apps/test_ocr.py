@@ -191,20 +191,6 @@ def test_what_cannot_work_is_said_in_a_line(
     assert told in f"{ended.value.code} {capsys.readouterr().err}"
 
 
-def test_without_opencv_it_says_how_to_get_it() -> None:
-    start = "import runpy, sys; sys.modules['cv2'] = None; runpy.run_path(sys.argv[1])"
-    done = subprocess.run(
-        (sys.executable, "-c", start, ocr.__file__),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 1
-    (told,) = done.stderr.splitlines()
-    assert told.endswith("pip install 'shmlane[preprocess]'")
-
-
 # --- the networks alone ---------------------------------------------------------------
 # One interpreter, one onnxruntime and one thread on both sides: nothing may differ, not
 # even the last bit, unless a byte was lost on the way.

@@ -190,17 +190,3 @@ def test_what_cannot_work_is_said_in_a_line(
     # Python prints what is no number itself, and exits with 1.
     assert told in f"{ended.value.code} {capsys.readouterr().err}"
     assert not list(tmp_path.rglob("*.avi"))
-
-
-def test_without_opencv_it_says_how_to_get_it() -> None:
-    start = "import runpy, sys; sys.modules['cv2'] = None; runpy.run_path(sys.argv[1])"
-    done = subprocess.run(
-        (sys.executable, "-c", start, video.__file__),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == 1
-    (told,) = done.stderr.splitlines()
-    assert told.endswith("pip install 'shmlane[preprocess]'")
