@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import secrets
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -60,6 +62,22 @@ def refusal(program: Path, *arguments: object, data: bytes = b"") -> str:
 def empty(home: Session) -> SlotRef:
     with home.lease() as lease:
         return lease.detach()
+
+
+@contextlib.contextmanager
+def region_of(data: bytes | bytearray) -> Iterator[Path]:
+    """A region with these bytes, in use: sessions that start remove what is not."""
+    token = secrets.token_hex(8)
+    made, path = Path("/dev/shm", f"made.{token}"), Path("/dev/shm", f"shmlane.{token}")
+    made.write_bytes(data)
+    try:
+        with made.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            made.rename(path)
+            yield path
+    finally:
+        made.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def test_what_c_fills_is_sent_by_python(
@@ -199,16 +217,12 @@ def test_a_header_that_cannot_be_is_refused(
     message: str,
 ) -> None:
     ref = empty(home)
-    copy = Path("/dev/shm/shmlane.00000000c0ffee00")
     data = bytearray(Path("/dev/shm", ref.region).read_bytes())
     data[offset : offset + len(value)] = value
-    copy.write_bytes(data)
-    try:
+    with region_of(data) as copy:
         told = refusal(program, f"{copy.name}:0:1", "INPUT__0", data=bytes(32))
         copy.write_bytes(data[:70])
         refusal(program, f"{copy.name}:0:1", "INPUT__0", data=bytes(32))
-    finally:
-        copy.unlink()
     assert message in told
     home.adopt(ref).release()
 
