@@ -330,7 +330,7 @@ class BlockingShell:
             raise no_time_left(deadline.limit)
         channel = slot.channel
         with in_time_of(deadline):
-            if channel is None or not channel.is_quiet or repeats_id(slot, options):
+            if channel is None or not channel.is_quiet or repeats_id(channel, options):
                 if channel is not None:
                     channel.close()
                 channel = slot.channel = self._calls.connect(deadline)

@@ -16,7 +16,6 @@ import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
 
 from .claims import Hold
 from .errors import PoolClosed, UsageError
@@ -34,14 +33,6 @@ from .slots import Channel, Holder, RootWatch, Slot
 # Regions in which no slot is in use stay open, to be used again: the last one used, and
 # so many others at most, those included that tensors of their slots have moved to.
 MOST_IDLE = 32
-
-
-class _Line(NamedTuple):
-    """A connection that no slot needs now, and the id that was sent last over it."""
-
-    channel: Channel
-    turn: int
-    own_id: str
 
 
 class _Place:
@@ -113,7 +104,7 @@ class Borrower:
         self._places: OrderedDict[str, _Place] = OrderedDict()
         self._loans: dict[Slot, _Loan] = {}
         self._coming: deque[Slot] = deque()
-        self._lines: list[_Line] = []
+        self._lines: list[Channel] = []
         self._unused: set[str] = set()
         self._closed = False
         self._is_disowned = False
@@ -219,11 +210,9 @@ class Borrower:
     def _connect(self, slot: Slot) -> None:
         """Have one of the connections that no slot needs now."""
         while self._lines and slot.channel is None:
-            line = self._lines.pop()
-            if line.channel.is_open:
-                # What it was used for last tells which id must not come next.
-                slot.turn, slot.own_id = line.turn, line.own_id
-                slot.channel = line.channel
+            channel = self._lines.pop()
+            if channel.is_open:
+                slot.channel = channel
 
     # --- returning --------------------------------------------------------------------
 
@@ -323,7 +312,7 @@ class Borrower:
         if (channel := slot.channel) is not None:
             # In this order: interrupted, it is lost, but never that of two slots.
             slot.channel = None
-            self._lines.append(_Line(channel, slot.turn, slot.own_id))
+            self._lines.append(channel)
 
     def _let_go(self, loan: _Loan) -> None:
         slot = loan.slot
@@ -386,7 +375,7 @@ class Borrower:
                 self._note_unused(regions)
                 spare -= len(regions)
         while self._closed and self._lines:
-            self._lines.pop().channel.close()
+            self._lines.pop().close()
 
     def _note_unused(self, names: Iterable[str]) -> None:
         """Remember them until the session ends, or their files do."""

@@ -84,7 +84,7 @@ class Exchange:
     def prepare(
         self, slot: Slot, given: int, options: RequestOptions | None = None
     ) -> None:
-        """Build both requests for the current shapes; `given` has the inputs' bits."""
+        """Build the request for the current shapes; `given` has the inputs' bits."""
         self.building.prepare(slot, given, options)
 
     @staticmethod
@@ -92,12 +92,14 @@ class Exchange:
         """The next request of a prepared slot, which the server holds from now on."""
         prepared = slot.prepared
         assert prepared is not None
-        slot.turn = turn = slot.turn ^ 1
+        slot.number = number = slot.number + 1
         slot.record[0] = 1
         slot.server_hold = True
         if prepared.options is not None or slot.own_id:
             _note_id(slot, prepared)
-        return prepared.requests[turn]
+            if slot.own_id:
+                return prepared.request
+        return prepared.request % number
 
     @staticmethod
     def withdraw(slot: Slot) -> None:
@@ -110,16 +112,16 @@ class Exchange:
 
     @staticmethod
     def matches(slot: Slot, data: bytes) -> Answer | None:
-        """The known answer if `data` is, byte for byte, the reply that was checked."""
+        """The known answer if `data` is that reply, byte for byte, but of this id."""
         prepared = slot.prepared
         assert prepared is not None
-        turn = slot.turn
-        if data != prepared.replies[turn]:
+        reply, answer = prepared.known
+        if data != reply % slot.number:
             return None
         slot.record[0] = 0
         slot.server_hold = False
-        answer: Answer = prepared.answers[turn]
-        return answer
+        known: Answer = answer
+        return known
 
     def accept(self, slot: Slot, reply: HttpReply, raw: bytes) -> Answer | Verdict:
         """Judge a complete reply; raises `ServerError`, `RequestLost`, `ProtocolError`.
@@ -134,7 +136,7 @@ class Exchange:
         answer = InferReply.parse(reply)
         prepared = slot.prepared
         assert prepared is not None
-        model, sent = self.metadata.name, prepared.ids[slot.turn]
+        model, sent = self.metadata.name, slot.sent_id
         if answer.request_id != sent or answer.model_name != model:
             raise ProtocolError(
                 f"the reply belongs to another request: id {answer.request_id!r} of"
@@ -153,7 +155,7 @@ class Exchange:
         # is received into again.
         can_be_known = not accepted.wire and reply.keep_alive
         if can_be_known and raw.endswith(b"\r\n\r\n" + reply.body):
-            prepared.remember(slot.turn, raw, accepted)
+            prepared.remember(slot.number, raw, accepted)
         return accepted
 
     def check_foreign(
@@ -181,7 +183,7 @@ class Exchange:
         """What to do after an error of Triton's; raises what is to be told."""
         prepared = slot.prepared
         assert prepared is not None
-        _check_request_id(reply, prepared.ids[slot.turn])
+        _check_request_id(reply, slot.sent_id)
         self.withdraw(slot)
         if _has_lost_region(reply):
             return Verdict.REGISTER_AGAIN
@@ -231,6 +233,8 @@ def _note_id(slot: Slot, prepared: Prepared) -> None:
     """A request with the caller's own id is sent once."""
     slot.own_id = prepared.options.id if prepared.options is not None else ""
     if slot.own_id:
+        assert slot.channel is not None
+        slot.channel.own_ids.add(slot.own_id)
         prepared.spoil()
 
 

@@ -93,7 +93,7 @@ class Flight:
         """Whether sending it never waits: all of it fits an empty buffer."""
         prepared = self.slot.prepared
         return prepared is None or not (
-            prepared.wire_inputs or len(prepared.requests[0]) > SMALL_BYTES
+            prepared.wire_inputs or len(prepared.request) > SMALL_BYTES
         )
 
     def send(self, exchange: Exchange) -> bool:

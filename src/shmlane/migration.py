@@ -55,8 +55,8 @@ class ForeignRequest(Prepared):
         # not fit: it would meet the same again.
         unsure = {each.name for each in slot.outputs.values() if is_open(each)}
         wire = ready.wire_outputs | unsure
-        # Nobody gives inputs of these bits: no request of our own is one of these.
-        super().__init__((b"", b""), given=-1, wire_outputs=wire, key=ready.key)
+        # Nobody gives inputs of these bits: no request of our own is this one.
+        super().__init__(b"", given=-1, wire_outputs=wire, key=ready.key)
         self.slot = slot
         self.epoch = slot.epoch + 1
         self.is_over = False

@@ -1,11 +1,12 @@
 """Requests that were built once, to be sent many times.
 
-Owns the bytes of a slot's two requests and the replies that are known to them. Refuses
-to build them (`requests`) and to judge replies (`exchange`).
+Owns the bytes of a slot's request and the reply that is known to it. Refuses to build
+the one (`requests`) and to judge the other (`exchange`).
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,47 +14,62 @@ from .options import RequestOptions
 from .sizes import Key
 from .tensors import Tensor
 
+# Numbers have 16 digits, now and after any count of requests: all are of one length.
+_LEAST = 10**15
+_SPAN = 8 * 10**15
+# Equal to no reply, whatever the number.
+_UNKNOWN: tuple[bytes, Any] = (b"%d", None)
+
+
+def first_number() -> int:
+    """Where a slot begins to count its requests, far from where any other is."""
+    return _LEAST + secrets.randbelow(_SPAN)
+
+
+def template(data: bytes, number: int) -> bytes:
+    """What gives `data`, or the same with another number, by `template % number`."""
+    return data.replace(b"%", b"%%").replace(b"%d" % number, b"%d")
+
 
 class Prepared:
-    """Two finished requests, used in turn, and their replies.
+    """A request that is finished but for its id, and its reply.
 
-    A reply equal to the last checked one of the same id needs no parsing. Their ids are
-    "0" and "1", because a reply that something in between sent twice would otherwise
-    pass for the answer to the next request. A caller's own id stands in both: they are
-    sent once.
+    Each time it is sent it has a number of its own for id, which no other request of
+    any slot has: something in between may repeat a reply, late, or mix up connections,
+    and what it tells would pass for the answer to another request. A reply that but for
+    this number equals the last checked one needs no parsing. With a caller's own id it
+    is finished, and sent once.
 
-    given: bits of the inputs that are sent. wire_inputs: those of them that go behind
-    the request. wire_outputs: outputs that come behind the reply. key: the shapes of
-    the inputs, where sizes of outputs depend on them.
+    request: with the id left out as `%d`, unless that is the caller's own. known: the
+    reply in the same way, and what it means. given: bits of the inputs that are sent.
+    wire_inputs: those of them that go behind the request. wire_outputs: outputs that
+    come behind the reply. key: the shapes of the inputs, where sizes of outputs depend
+    on them.
     """
 
     __slots__ = (
         "__weakref__",
-        "answers",
         "given",
-        "ids",
         "key",
+        "known",
         "options",
-        "replies",
-        "requests",
+        "request",
         "wire_inputs",
         "wire_outputs",
     )
 
     def __init__(
         self,
-        requests: tuple[bytes, bytes],
+        request: bytes,
         *,
         given: int,
-        ids: tuple[str, str] = ("0", "1"),
         options: RequestOptions | None = None,
         wire_inputs: Sequence[Tensor] = (),
         wire_outputs: frozenset[str] = frozenset(),
         key: Key | None = None,
     ) -> None:
-        self.requests = requests
+        self.request = request
         self.given = given
-        self.ids = ids
         self.options = options
         self.wire_inputs = wire_inputs
         self.wire_outputs = wire_outputs
@@ -61,25 +77,26 @@ class Prepared:
         self.forget()
 
     def parts(self, request: bytes) -> list[bytes | memoryview]:
-        """One of the two requests, and the inputs that go behind it."""
+        """The finished request, and the inputs that go behind it."""
         parts: list[bytes | memoryview] = [request]
         parts += [tensor.content.data for tensor in self.wire_inputs]
         return parts
 
     def serves(self, given: int, options: RequestOptions | None) -> bool:
-        """Whether the next request, with these inputs and options, is one of these."""
+        """Whether the next request, with these inputs and options, is this one."""
         return self.given == given and self.options is options
 
     def spoil(self) -> None:
         """Have another prepared before the next request."""
         self.given = -1
 
-    def remember(self, turn: int, reply: bytes, answer: Any) -> None:
-        """`reply` to the request of this turn means `answer`."""
-        self.replies[turn] = reply
-        self.answers[turn] = answer
+    def remember(self, number: int, reply: bytes, answer: Any) -> None:
+        """`reply` to the request of this number means `answer`."""
+        # Not where the model tells it, too, or the id is the caller's.
+        if reply.count(b"%d" % number) == 1:
+            # In one step: Ctrl-C must not leave the one with another's other.
+            self.known = (template(reply, number), answer)
 
     def forget(self) -> None:
-        """Know no reply: outputs have other shapes now than the replies told of."""
-        self.replies: list[bytes | None] = [None, None]
-        self.answers: list[Any] = [None, None]
+        """Know no reply: outputs have other shapes now than it told of."""
+        self.known = _UNKNOWN

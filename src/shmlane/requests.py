@@ -12,15 +12,17 @@ from collections.abc import Sequence
 
 from .errors import TensorMismatch
 from .options import RequestOptions
-from .prepared import Prepared
+from .prepared import Prepared, first_number, template
 from .replies import InferReply
 from .sizes import Key, OutputSizes
-from .slots import Slot
+from .slots import Channel, Slot
 from .tensors import Tensor
 from .wire import HttpRequests, TensorRef
 
 # With room for the JSON in front of it.
 MAX_WIRE_BYTES = (1 << 31) - (1 << 20)
+# Of callers, that are remembered of one connection.
+_MOST_OWN_IDS = 4096
 
 
 class RequestBuilding:
@@ -40,7 +42,7 @@ class RequestBuilding:
     def prepare(
         self, slot: Slot, given: int, options: RequestOptions | None = None
     ) -> None:
-        """Build both requests for the current shapes; `given` has the inputs' bits."""
+        """Build the request for the current shapes; `given` has the inputs' bits."""
         if options is not None:
             options.check_outputs(
                 {name: each.spec for name, each in slot.outputs.items()}
@@ -56,13 +58,9 @@ class RequestBuilding:
             for tensor in slot.outputs.values()
         ]
         _check_wire(inputs)
-        ids = (options.id, options.id) if options and options.id else ("0", "1")
-        # A caller's own id stands in both.
-        built = {id_: self._build(id_, inputs, outputs, options) for id_ in {*ids}}
         slot.prepared = Prepared(
-            (built[ids[0]], built[ids[1]]),
+            self._build(inputs, outputs, options),
             given=given,
-            ids=ids,
             options=options,
             wire_inputs=[
                 tensor
@@ -80,21 +78,23 @@ class RequestBuilding:
 
     def _build(
         self,
-        request_id: str,
         inputs: Sequence[TensorRef],
         outputs: Sequence[TensorRef],
         options: RequestOptions | None,
     ) -> bytes:
+        number = first_number()
         if options is None:
-            return self._requests.infer(request_id, inputs, outputs)
+            built = self._requests.infer(str(number), inputs, outputs)
+            return template(built, number)
         parameters = options.json_parameters()
-        return self._requests.infer(
-            request_id,
+        built = self._requests.infer(
+            options.id or str(number),
             inputs,
             outputs,
             parameters=f"{parameters}," if parameters else "",
             headers=options.headers,
         )
+        return built if options.id else template(built, number)
 
     def _output_reference(
         self,
@@ -214,17 +214,16 @@ def _check_wire(inputs: Sequence[TensorRef]) -> None:
         )
 
 
-def repeats_id(slot: Slot, options: RequestOptions | None) -> bool:
-    """Whether a late duplicate of the last reply could pass for the next one's.
+def repeats_id(channel: Channel, options: RequestOptions | None) -> bool:
+    """Whether a late duplicate of an earlier reply could pass for the next one's.
 
-    Ours take turns. A caller's own is sent as it is, so that it must not meet its
-    like, nor one of ours, on one connection.
+    Ours are sent once. A caller's own is sent as it is, so that it must not meet its
+    like on one connection.
     """
-    own = options.id if options is not None else ""
-    last = {slot.own_id} if slot.own_id else {"0", "1"}
-    if not own and not slot.own_id:
+    own_ids = channel.own_ids
+    if options is None or not options.id:
         return False
-    return bool(last & ({own} if own else {"0", "1"}))
+    return options.id in own_ids or len(own_ids) >= _MOST_OWN_IDS
 
 
 def can_grow(slot: Slot, output: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from .header import RegionHeader
 from .layout import SlotLayout
 from .metadata import Array, Shape
-from .prepared import Prepared
+from .prepared import Prepared, first_number
 from .records import Record
 from .replies import HttpReply
 from .tensors import COUNTS_ARE_EXACT, NOTHING, Memory, Registration, Tensor
@@ -49,6 +49,8 @@ class Label(Enum):
 class Channel(Protocol):
     """The connection that a slot owns, as the sessions use it; see `transport`."""
 
+    @property
+    def own_ids(self) -> set[str]: ...
     @property
     def is_open(self) -> bool: ...
     @property
@@ -106,8 +108,7 @@ class Slot:
     leased: somebody's lease is on it, or another process has it: is_lent. is_borrowed:
         another process lends it. notes: its record in the region.
     epoch: changes whenever results on it expire.
-    turn: which of the two requests was sent last, also before others were prepared.
-    own_id: the caller's own id that was sent last, "" if it was one of ours.
+    number: of the request that was sent last; own_id: its id, if that is the caller's.
     foreign: the epoch in which another client was last to send a request from here.
     """
 
@@ -126,6 +127,7 @@ class Slot:
         "is_lent",
         "leased",
         "notes",
+        "number",
         "obsolete",
         "outgrown",
         "outlived",
@@ -139,7 +141,6 @@ class Slot:
         "server_hold",
         "start",
         "tensors",
-        "turn",
         "watches",
     )
 
@@ -150,7 +151,7 @@ class Slot:
         self.generation = 0
         self.renewals = 0
         self.epoch = 0
-        self.turn = 0
+        self.number = first_number()
         self.own_id = ""
         self.foreign = -2
         self.leased = False
@@ -202,6 +203,11 @@ class Slot:
             return Label.LENT if self.is_lent else Label.LEASED
         pinned = self.watches or (COUNTS_ARE_EXACT and not self.is_at_rest)
         return Label.PINNED if pinned else Label.FREE
+
+    @property
+    def sent_id(self) -> str:
+        """The id of the request that was sent last."""
+        return self.own_id or str(self.number)
 
     @property
     def is_at_rest(self) -> bool:

@@ -43,6 +43,7 @@ class HttpConnection:
     """One keep-alive connection that carries one request at a time.
 
     Used by one thread at a time. Every error that makes it useless also closes it.
+    own_ids: callers' own ids of requests that were sent over it.
     """
 
     __slots__ = (
@@ -57,11 +58,13 @@ class HttpConnection:
         "_socket",
         "_woken_at",
         "fileno",
+        "own_ids",
     )
 
     def __init__(self, connected: socket.socket, *, address: str = "") -> None:
         connected.settimeout(None)
         self._address = address
+        self.own_ids: set[str] = set()
         self._socket: socket.socket | None = connected
         self._send: Callable[[bytes], int] = connected.send
         self._sendmsg: Callable[..., int] = connected.sendmsg

@@ -1,4 +1,4 @@
-"""One connection over loopback, for whoever asks for either end of it."""
+"""One connection over loopback, and ids of requests that are known beforehand."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from shmlane import slots
 from shmlane.transport import HttpConnection
 from tests.unit.loopback import Wire, connected
+from tests.unit.scripted import OTHER_ID
 
 
 @pytest.fixture
@@ -26,3 +28,11 @@ def connection(wire: Wire) -> HttpConnection:
 def peer(wire: Wire) -> socket.socket:
     """The server's end of the connection."""
     return wire.peer
+
+
+@pytest.fixture(scope="module")
+def counted_ids() -> Iterator[None]:
+    """Every slot counts its requests from the same number, see FIRST_ID."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots, "first_number", lambda: int(OTHER_ID))
+        yield

@@ -28,6 +28,7 @@ from shmlane.slots import Label, Slot
 from shmlane.transport import HttpConnection
 from tests.polling import eventually
 from tests.unit.scripted import (
+    FIRST_ID,
     PLAIN,
     REQUESTS,
     Request,
@@ -176,7 +177,7 @@ class Desk:
             self.receiver.watch(slot)
 
     def reply(self, slot: Slot, data: bytes | None = None) -> None:
-        self.far[slot].sendall(success("1", FULL) if data is None else data)
+        self.far[slot].sendall(success(FIRST_ID, FULL) if data is None else data)
 
     def came_back(self, *slots: Slot) -> None:
         """Exactly these slots come back, free, and the thread ends."""

@@ -111,6 +111,14 @@ def output(
     return told if wire is None else told | {"parameters": {"binary_data_size": wire}}
 
 
+# Where slots count from OTHER_ID (`counted_ids`), the first that each sends has the
+# other id.
+OTHER_ID = str(10**15)
+FIRST_ID = str(10**15 + 1)
+# How an error begins that was found while the request ran.
+OF_FIRST = f"[request id: {FIRST_ID}]"
+
+
 def success(
     request_id: str,
     *outputs: Mapping[str, Any],
@@ -207,6 +215,7 @@ class ScriptedChannel:
     def __init__(self, *events: Event) -> None:
         self.events = deque(events)
         self.sent: list[bytes] = []
+        self.own_ids: set[str] = set()
         self.is_open = True
         self.is_quiet = True
         self._parser = ReplyParser()
@@ -324,7 +333,7 @@ class Desk:
         """The body of the request that is prepared."""
         prepared = self.slot.prepared
         assert prepared is not None
-        return Request.read(prepared.requests[0]).body
+        return Request.read(prepared.request % self.slot.number).body
 
 
 def answered(

@@ -17,6 +17,7 @@ from shmlane.slots import Slot
 from shmlane.tensors import Tensor
 from tests.unit.interleaving import CtrlC, every
 from tests.unit.scripted import (
+    FIRST_ID,
     OPEN,
     PLAIN,
     REQUESTS,
@@ -30,6 +31,8 @@ from tests.unit.scripted import (
     request_id,
     success,
 )
+
+pytestmark = pytest.mark.usefixtures("counted_ids")
 
 FULL = output("Y", (1, 4))
 X, MARK = 1, 2
@@ -61,7 +64,7 @@ def accept(exchange: Exchange, slot: Slot, data: bytes) -> Answer | Verdict:
 
 def request_id_of(slot: Slot) -> str:
     assert slot.prepared is not None
-    return str(slot.turn)
+    return slot.sent_id
 
 
 # --- what is asked --------------------------------------------------------------------
@@ -93,10 +96,28 @@ def test_a_request_says_where_each_tensor_lies() -> None:
     assert body["outputs"] == [{"name": "Y", "parameters": place(y, 16)}]
 
 
-def test_the_two_ids_take_turns() -> None:
+def test_each_request_has_the_next_number_for_id_also_when_built_anew() -> None:
     exchange, slot = prepared_slot()
-    ids = [asked(exchange, slot)["id"] for _ in range(4)]
-    assert ids == ["1", "0", "1", "0"]
+    ids = [asked(exchange, slot)["id"] for _ in range(2)]
+    exchange.prepare(slot, X)
+    ids += [asked(exchange, slot)["id"] for _ in range(2)]
+    first = int(FIRST_ID)
+    assert ids == [str(first + number) for number in range(4)]
+
+
+@pytest.mark.parametrize("text", ["%", "%d", "%%s", "100 %", "%(x)s"])
+def test_what_looks_like_a_place_for_the_id_is_sent_and_read_as_it_is(
+    text: str,
+) -> None:
+    named = model([TensorSpec(text, "FP32", (4,))], [TensorSpec(text, "FP32", (4,))])
+    exchange, slot = prepared_slot(named)
+    for is_known in (False, True, True):
+        request = exchange.begin(slot)
+        assert Request.read(request).body["inputs"][0]["name"] == text
+        data = success(request_id(request), output(text, (4,)))
+        assert (exchange.matches(slot, data) is not None) == is_known
+        if not is_known:
+            assert isinstance(accept(exchange, slot, data), Answer)
 
 
 def test_an_input_has_its_exact_size_and_an_output_its_whole_block() -> None:
@@ -211,22 +232,30 @@ def test_a_success_frees_the_slot_and_tells_what_came() -> None:
 # --- replies known by their bytes -----------------------------------------------------
 
 
-def test_a_success_is_known_again_byte_for_byte_and_id_by_id() -> None:
+def test_a_success_is_known_again_byte_for_byte_but_for_its_id() -> None:
     exchange, slot = prepared_slot()
-    answers: dict[str, object] = {}
-    for _ in range(2):
-        name = request_id(exchange.begin(slot))
-        data = success(name, FULL)
-        assert exchange.matches(slot, data) is None
-        assert is_held(slot)
-        answers[name] = accept(exchange, slot, data)
+    data = success(request_id(exchange.begin(slot)), FULL)
+    assert exchange.matches(slot, data) is None
+    assert is_held(slot)
+    answer = accept(exchange, slot, data)
     for _ in range(4):
         name = request_id(exchange.begin(slot))
-        assert exchange.matches(slot, success(name, FULL)) is answers[name]
+        assert exchange.matches(slot, data) is None
+        assert is_held(slot)
+        assert exchange.matches(slot, success(name, FULL)) is answer
         assert not is_held(slot)
 
 
-@pytest.mark.parametrize("data", [b"", success("1", FULL)[:-1]])
+def test_a_reply_that_tells_its_id_twice_is_read_every_time() -> None:
+    exchange, slot = prepared_slot()
+    for _ in range(4):
+        name = request_id(exchange.begin(slot))
+        data = success(name, FULL, output(name, (1,)))
+        assert exchange.matches(slot, data) is None
+        assert isinstance(accept(exchange, slot, data), Answer)
+
+
+@pytest.mark.parametrize("data", [b"", success(FIRST_ID, FULL)[:-1]])
 def test_other_bytes_are_not_known(data: bytes) -> None:
     exchange, slot = prepared_slot()
     for _ in range(3):
@@ -236,24 +265,28 @@ def test_other_bytes_are_not_known(data: bytes) -> None:
     assert is_held(slot)
 
 
-def test_the_earlier_reply_sent_twice_is_not_taken_for_the_next() -> None:
+@pytest.mark.parametrize("age", range(1, 9))
+def test_no_earlier_reply_is_taken_for_that_to_the_next(age: int) -> None:
     exchange, slot = prepared_slot()
-    for _ in range(4):
+    ids = []
+    for _ in range(8):
         assert isinstance(answered(exchange, slot, FULL), Answer)
-    earlier = success(request_id_of(slot), FULL)
+        ids.append(request_id_of(slot))
+    earlier = success(ids[-age], FULL)
     exchange.begin(slot)
     assert exchange.matches(slot, earlier) is None
-    with pytest.raises(ProtocolError, match="belongs to another request: id '0'"):
+    with pytest.raises(
+        ProtocolError, match=f"belongs to another request: id '{ids[-age]}'"
+    ):
         accept(exchange, slot, earlier)
     assert is_held(slot)
 
 
 def test_a_reply_that_came_in_pieces_is_not_known_by_its_first() -> None:
     exchange, slot = prepared_slot()
-    for cut in (60, 80):
-        data = success(request_id(exchange.begin(slot)), FULL)
-        exchange.accept(slot, parsed(data), data[:cut])
-    for cut in (60, 80):
+    data = success(request_id(exchange.begin(slot)), FULL)
+    exchange.accept(slot, parsed(data), data[:-20])
+    for cut in (60, 80, -20):
         exchange.begin(slot)
         assert exchange.matches(slot, success(request_id_of(slot), FULL)[:cut]) is None
         assert is_held(slot)
@@ -305,7 +338,7 @@ def test_each_reply_gives_its_output_the_shape_it_tells() -> None:
         assert y_shape(slot) == shape
 
 
-def test_shapes_that_alternate_with_the_ids_are_told_apart() -> None:
+def test_shapes_that_alternate_are_told_apart() -> None:
     exchange, slot = open_slot()
     for number in range(8):
         shape = (2,) if number % 2 else (7,)
@@ -325,7 +358,7 @@ def test_a_shape_that_stays_is_known_and_one_that_changed_is_not() -> None:
 
     shapes = [(8,), (8,), (8,), (4,), (8,), (8,), (8,)]
     known = [is_known(shape) for shape in shapes]
-    assert known == [False, False, True, False, False, False, True]
+    assert known == [False, True, True, False, False, True, True]
 
 
 @given(st.lists(st.integers(0, 8), max_size=12))

@@ -23,7 +23,10 @@ from shmlane.exchange import Answer, Exchange, Verdict
 from shmlane.metadata import ModelMetadata, TensorSpec
 from shmlane.slots import Slot
 from tests.unit.scripted import (
+    FIRST_ID,
+    OF_FIRST,
     OPEN,
+    OTHER_ID,
     PLAIN,
     REQUESTS,
     ROWS,
@@ -37,6 +40,8 @@ from tests.unit.scripted import (
     request_id,
     success,
 )
+
+pytestmark = pytest.mark.usefixtures("counted_ids")
 
 FULL = output("Y", (1, 4))
 TWO = model(
@@ -85,7 +90,7 @@ def misfit(told: dict[str, Any], *, blobs: bytes = b"") -> InferFailed:
 
 
 def test_a_failure_of_the_model_frees_the_slot() -> None:
-    slot, failure = refused(error(500, "[request id: 1] the model broke."))
+    slot, failure = refused(error(500, f"{OF_FIRST} the model broke."))
     assert type(failure) is InferFailed
     assert str(failure) == "inference on 'm' failed: the model broke."
     assert failure.context == {"status": 500, "text": "the model broke"}
@@ -96,9 +101,17 @@ def test_a_failure_of_the_model_frees_the_slot() -> None:
     ("status", "text", "kind"),
     [
         (404, "Request for unknown model: 'm' is not found", ModelNotReady),
-        (400, "[request id: 1] model 'm', version 1 is not ready", ModelNotReady),
+        (
+            400,
+            f"{OF_FIRST} model 'm', version 1 is not ready",
+            ModelNotReady,
+        ),
         (503, "Exceeds maximum queue size", InferFailed),
-        (400, "[request id: 1] input byte size mismatch for input 'X'", InferFailed),
+        (
+            400,
+            f"{OF_FIRST} input byte size mismatch for input 'X'",
+            InferFailed,
+        ),
         (403, "This API is restricted, expecting header 'K'", AccessRestricted),
         (501, "Client shared memory is disabled. Start it", SharedMemoryDisabled),
     ],
@@ -136,7 +149,7 @@ def test_a_block_that_is_too_small_is_named_with_both_sizes() -> None:
     assert not is_held(slot)
 
 
-@pytest.mark.parametrize("prefix", ["", "[request id: 1] "])
+@pytest.mark.parametrize("prefix", ["", f"{OF_FIRST} "])
 def test_a_region_that_the_server_lost_is_registered_again(prefix: str) -> None:
     exchange, slot = prepared_slot()
     exchange.begin(slot)
@@ -154,8 +167,8 @@ def test_a_lost_region_in_the_words_of_the_model_is_a_failure() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[request id: 0] the model broke",
-        "[request id: 0] Unable to find shared memory region: 'r'",
+        f"[request id: {OTHER_ID}] the model broke",
+        f"[request id: {OTHER_ID}] Unable to find shared memory region: 'r'",
     ],
 )
 def test_an_error_of_another_request_is_not_believed(text: str) -> None:
@@ -191,7 +204,7 @@ def test_another_body_than_tritons_means_that_the_request_is_lost(
 @pytest.mark.parametrize(
     "data",
     [
-        success("1", FULL, Via="1.1 varnish"),
+        success(FIRST_ID, FULL, Via="1.1 varnish"),
         error(500, "the model broke", Via="1.1 varnish"),
         error(404, "Unable to find shared memory region: 'r'", Via="1.1 varnish"),
     ],
@@ -206,11 +219,11 @@ def test_whatever_came_by_a_proxy_means_that_the_request_is_lost(data: bytes) ->
 @pytest.mark.parametrize(
     "data",
     [
-        success("0", FULL),
+        success(OTHER_ID, FULL),
         success("", FULL),
-        success("1", FULL, name="other"),
+        success(FIRST_ID, FULL, name="other"),
         http(200, "<html>Welcome</html>"),
-        http(200, json.dumps({"id": "1", "model_name": "m"})),
+        http(200, json.dumps({"id": FIRST_ID, "model_name": "m"})),
         http(200),
     ],
 )
@@ -313,7 +326,7 @@ ANYTHING = st.recursive(
 )
 NEARLY = st.fixed_dictionaries(
     {
-        "id": st.sampled_from(["0", "1"]),
+        "id": st.sampled_from([OTHER_ID, FIRST_ID]),
         "model_name": st.just("m"),
         "model_version": st.just("1"),
         "outputs": st.lists(
@@ -336,7 +349,7 @@ NEARLY = st.fixed_dictionaries(
 @example(
     status=200,
     body={
-        "id": "1",
+        "id": FIRST_ID,
         "model_name": "m",
         "model_version": "1",
         "outputs": [{"name": "Y", "datatype": "FP32", "shape": [-1, 4]}],

@@ -21,7 +21,10 @@ from shmlane.transport import HttpConnection
 from tests.polling import eventually
 from tests.unit.loopback import LONG
 from tests.unit.scripted import (
+    FIRST_ID,
+    OF_FIRST,
     OPEN,
+    OTHER_ID,
     PLAIN,
     REQUESTS,
     error,
@@ -30,6 +33,8 @@ from tests.unit.scripted import (
     output,
     success,
 )
+
+pytestmark = pytest.mark.usefixtures("counted_ids")
 
 FULL = output("Y", (1, 4))
 BLOB = np.arange(65536, dtype=np.float32)
@@ -63,7 +68,7 @@ class Gate:
 
     @property
     def reply(self) -> bytes:
-        return success(str(self.slot.turn), FULL)
+        return success(self.slot.sent_id, FULL)
 
     def close(self) -> None:
         self.slot.close()
@@ -110,7 +115,7 @@ def test_nothing_is_waited_for_and_the_reply_is_the_answer(gate: Gate) -> None:
         assert gate.slot.record[0] == 0
     prepared = gate.slot.prepared
     assert prepared is not None
-    assert None not in prepared.replies
+    assert isinstance(gate.exchange.matches(gate.slot, gate.reply), Answer)
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -146,7 +151,7 @@ def test_a_large_body_is_received_where_it_belongs(wire_gate: Gate) -> None:
     for turn in range(3):
         gate.send()
         data = success(
-            str(gate.slot.turn),
+            gate.slot.sent_id,
             output("Y", BLOB.shape, wire=BLOB.nbytes),
             blobs=(turn + BLOB).tobytes(),
         )
@@ -210,15 +215,15 @@ def test_whoever_is_interrupted_while_sending_leaves_no_slot_that_is_only_late(
 @pytest.mark.parametrize(
     ("data", "kind", "is_held"),
     [
-        (error(500, "[request id: 1] the model broke"), InferFailed, False),
-        (success("1"), InferFailed, False),
-        (success("0", FULL), ProtocolError, True),
+        (error(500, f"{OF_FIRST} the model broke"), InferFailed, False),
+        (success(FIRST_ID), InferFailed, False),
+        (success(OTHER_ID, FULL), ProtocolError, True),
         (b"garbage, not HTTP\r\n\r\n", ProtocolError, True),
-        (success("1", FULL) * 2, ProtocolError, True),
+        (success(FIRST_ID, FULL) * 2, ProtocolError, True),
         (http(504, "gateway"), RequestLost, True),
-        (success("1", FULL, Via="proxy"), RequestLost, True),
+        (success(FIRST_ID, FULL, Via="proxy"), RequestLost, True),
         (b"", RequestLost, True),
-        (success("1", FULL)[:40], RequestLost, True),
+        (success(FIRST_ID, FULL)[:40], RequestLost, True),
     ],
 )
 def test_after_an_error_the_connection_is_closed_and_the_holds_are_true(

@@ -134,9 +134,9 @@ def is_consistent(slot: Slot) -> bool:
             return False
     if slot.prepared is None:
         return True
-    before = slot.prepared.requests
+    before = slot.prepared.request
     Exchange(REQUESTS, OPEN).prepare(slot, 1)
-    return slot.prepared.requests == before
+    return slot.prepared.request == before
 
 
 def test_ctrl_c_at_any_moment_of_a_move_leaves_a_slot_that_works(

@@ -24,7 +24,17 @@ from tests.unit.receiving import (
     control_in_place,
     read_by_the_other_end,
 )
-from tests.unit.scripted import error, http, output, success
+from tests.unit.scripted import (
+    FIRST_ID,
+    OF_FIRST,
+    OTHER_ID,
+    error,
+    http,
+    output,
+    success,
+)
+
+pytestmark = pytest.mark.usefixtures("counted_ids")
 
 REFUSED = error(403, "This API is restricted")
 DOUBLING = [0.001, 0.002, 0.004, 0.008]
@@ -69,7 +79,7 @@ def test_a_reply_that_was_there_already_is_read(desk: Desk) -> None:
 def test_a_reply_in_pieces_frees_the_slot_with_its_last_byte(desk: Desk) -> None:
     (slot,) = desk.late()
     desk.watch(slot)
-    data = success("1", FULL)
+    data = success(FIRST_ID, FULL)
     for piece in (data[:30], data[30:60], data[60:-1]):
         desk.reply(slot, piece)
         eventually(lambda: read_by_the_other_end(desk.far[slot]))
@@ -82,7 +92,7 @@ def test_a_reply_in_pieces_frees_the_slot_with_its_last_byte(desk: Desk) -> None
 
 def test_the_rest_of_a_reply_that_was_begun_is_read(desk: Desk) -> None:
     (slot,) = desk.late()
-    data = success("1", FULL)
+    data = success(FIRST_ID, FULL)
     desk.reply(slot, data[:50])
     assert slot.channel is not None
     assert slot.channel.feed(slot.channel.receive(1)) is None
@@ -94,12 +104,12 @@ def test_the_rest_of_a_reply_that_was_begun_is_read(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        error(500, "[request id: 1] the model broke"),
+        error(500, f"{OF_FIRST} the model broke"),
         error(404, "Unable to find shared memory region: 'r'"),
         error(404, "Request for unknown model: 'm' is not found"),
-        success("1"),
-        success("1", output("Y", (5, 5))),
-        success("1", FULL, Connection="close"),
+        success(FIRST_ID),
+        success(FIRST_ID, output("Y", (5, 5))),
+        success(FIRST_ID, FULL, Connection="close"),
     ],
 )
 def test_every_complete_reply_of_tritons_frees_the_slot(
@@ -120,7 +130,7 @@ def test_late_replies_are_never_known_by_their_bytes(desk: Desk) -> None:
     desk.came_back(slot)
     for _ in range(2):
         desk.exchange.begin(slot)
-    assert desk.exchange.matches(slot, success("1", FULL)) is None
+    assert desk.exchange.matches(slot, success(FIRST_ID, FULL)) is None
     desk.exchange.withdraw(slot)
 
 
@@ -132,10 +142,10 @@ def test_late_replies_are_never_known_by_their_bytes(desk: Desk) -> None:
     [
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"HTTP/1.1 200 OK\r\n\r\n",
-        success("1", FULL) + b"more",
-        success("0", FULL),
-        success("1", FULL, name="other"),
-        success("1", FULL, Via="1.1 proxy"),
+        success(FIRST_ID, FULL) + b"more",
+        success(OTHER_ID, FULL),
+        success(FIRST_ID, FULL, name="other"),
+        success(FIRST_ID, FULL, Via="1.1 proxy"),
         http(502, "<html>Bad Gateway</html>"),
         http(200, "{}"),
     ],
@@ -159,7 +169,7 @@ def test_a_late_reply_that_cannot_be_trusted_is_drained(
     ]
 
 
-@pytest.mark.parametrize("begun", [b"", success("1", FULL)[:50]])
+@pytest.mark.parametrize("begun", [b"", success(FIRST_ID, FULL)[:50]])
 def test_an_end_while_a_reply_is_awaited_is_drained(desk: Desk, begun: bytes) -> None:
     (slot,) = desk.late()
     desk.watch(slot)

@@ -25,6 +25,8 @@ from tests.unit.receiving import (
     read_by_the_other_end,
 )
 
+pytestmark = pytest.mark.usefixtures("counted_ids")
+
 
 @pytest.fixture
 def control_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlServer]:

@@ -27,7 +27,9 @@ from tests.unit.one_slot import (
     serving,
     state,
 )
-from tests.unit.scripted import error
+from tests.unit.scripted import OF_FIRST, error
+
+pytestmark = pytest.mark.usefixtures("counted_ids")
 
 COUNTING = ["2.50.0", "2.52.0", "2.53.0", "2.70.0"]
 
@@ -120,7 +122,7 @@ def test_regions_wiped_while_a_slot_is_lost(
 @pytest.mark.parametrize(
     "text",
     [
-        "[request id: 1] failed to allocate CPU memory for output 'OUTPUT__0'",
+        f"{OF_FIRST} failed to allocate CPU memory for output 'OUTPUT__0'",
         "Failed to increase the shared memory pool size for key 'triton_python_backend'"
         " to 67108864 bytes. No space left on device",
         "bad allocation",

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shmlane import Connection, InferFailed, ProtocolError, RequestOptions, Session
+from shmlane import (
+    Connection,
+    InferFailed,
+    ProtocolError,
+    RequestOptions,
+    Session,
+    requests,
+)
 from shmlane.testing import Close, ScriptedServer, Status
 from tests.unit.asked import asked, scores, session_on
 
@@ -45,14 +52,28 @@ def connections(session: Session, *own: str | None) -> int:
     return session.stats().connections - before
 
 
-def test_ours_take_turns_and_are_not_told(
+def test_each_of_ours_is_sent_once_and_not_told(
     pair: tuple[ScriptedServer, Session],
 ) -> None:
     server, session = pair
-    assert [ask(session) for _ in range(3)] == ["", "", ""]
-    assert {each.id for each in asked(server)} == {"0", "1"}
-    ids = [each.id for each in asked(server)]
-    assert ids[0] == ids[2] != ids[1]
+    assert {ask(session) for _ in range(30)} == {""}
+    assert len({each.id for each in asked(server)}) == 30
+
+
+def test_two_sessions_send_no_id_in_common() -> None:
+    with (
+        session_on(scores(), slots=3) as (server, session),
+        Session(server.url, session.model, slots=3) as other,
+    ):
+        for each in (session, other):
+            leases = [each.lease() for _ in range(3)]
+            for lease in leases:
+                for _ in range(5):
+                    lease.write("X", ROW)
+                    lease.infer()
+            for lease in leases:
+                lease.release()
+        assert len({each.id for each in asked(server)}) == 2 * 3 * 5
 
 
 @pytest.mark.parametrize(
@@ -97,20 +118,15 @@ def test_an_error_that_begins_with_another_id_is_not_believed(
     [
         (["x", "x"], 1),
         (["x", "x", "x"], 2),
-        (["x", "y", "x", "y"], 0),
+        (["x", "y", "z"], 0),
+        (["x", "y", "x"], 1),
+        # The second one has not seen y.
+        (["x", "y", "x", "y"], 1),
+        (["x", "y", "x", "y", "x"], 2),
         ([None, None, None], 0),
         ([None, "x", None], 0),
-        # What could be taken for one of ours, or ours for it.
-        ([None, "0"], 1),
-        ([None, None, "0"], 1),
-        (["0", None], 1),
-        (["1", None, None], 1),
-        (["0", "1"], 0),
-        # Ours came in between, of either id.
-        (["x", None, "0"], 1),
-        (["x", None, None, "1"], 1),
-        (["x", None, "x"], 0),
-        (["0", None, "x", None], 1),
+        (["x", None, "x"], 1),
+        (["x", None, None, "y", None, "x"], 1),
     ],
 )
 def test_an_id_never_meets_its_like_on_one_connection(
@@ -118,6 +134,18 @@ def test_an_id_never_meets_its_like_on_one_connection(
 ) -> None:
     _, session = pair
     assert connections(session, *ids) == more
+
+
+def test_a_connection_that_has_seen_very_many_own_ids_is_replaced(
+    pair: tuple[ScriptedServer, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, session = pair
+    monkeypatch.setattr(requests, "_MOST_OWN_IDS", 5)
+    assert connections(session, *map(str, range(4))) == 0
+    before = session.stats().connections
+    for number in range(4, 15):
+        ask(session, str(number))
+    assert session.stats().connections - before == 3
 
 
 def test_options_made_once_are_sent_each_time(
@@ -132,7 +160,9 @@ def test_options_made_once_are_sent_each_time(
     first = ("x", {"mood": "good", "n": 1.5, "priority": 2})
     assert told[:2] == [first, first]
     assert [parameters for _, parameters in told[2:]] == [{"flag": True}] * 2 + [{}]
-    assert {own for own, _ in told[2:]} == {"0", "1"}
+    ours = [own for own, _ in told[2:]]
+    assert len({*ours}) == 3
+    assert "x" not in ours
 
 
 def test_an_id_goes_again_with_a_request_that_is_sent_again() -> None:

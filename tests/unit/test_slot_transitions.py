@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,7 +89,11 @@ def with_via(reply: bytes) -> bytes:
 
 def with_other_id(reply: bytes) -> bytes:
     """The reply to the request before."""
-    return reply.replace(b'"id":"1"', b'"id":"0"')
+
+    def before(told: re.Match[bytes]) -> bytes:
+        return b'"id":"%d"' % (int(told[1]) - 1)
+
+    return re.sub(rb'"id":"(\d+)"', before, reply, count=1)
 
 
 # --- answered in time -----------------------------------------------------------------

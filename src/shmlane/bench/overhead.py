@@ -142,7 +142,8 @@ def _bare(session: Session) -> Callable[[], object]:
         raise UsageError(
             "the session has not sent anything yet.", hint="Let it infer once before."
         )
-    send, receive, request = connected.send, connected.recv, prepared.requests[0]
+    send, receive = connected.send, connected.recv
+    request = prepared.request % slot.number
 
     def bare() -> None:
         send(request)
