@@ -14,11 +14,12 @@ from .options import RequestOptions
 from .sizes import Key
 from .tensors import Tensor
 
-# Numbers have 16 digits, now and after any count of requests: all are of one length.
-_LEAST = 10**15
-_SPAN = 8 * 10**15
+# As ids they have 14 hexadecimal digits, now and after any count of requests: all are
+# of one length.
+_LEAST = 1 << 52
+_SPAN = 1 << 55
 # Equal to no reply, whatever the number.
-_UNKNOWN: tuple[bytes, Any] = (b"%d", None)
+_UNKNOWN: tuple[bytes, Any] = (b"%x", None)
 
 
 def first_number() -> int:
@@ -28,7 +29,7 @@ def first_number() -> int:
 
 def template(data: bytes, number: int) -> bytes:
     """What gives `data`, or the same with another number, by `template % number`."""
-    return data.replace(b"%", b"%%").replace(b"%d" % number, b"%d")
+    return data.replace(b"%", b"%%").replace(b"%x" % number, b"%x")
 
 
 class Prepared:
@@ -40,7 +41,7 @@ class Prepared:
     this number equals the last checked one needs no parsing. With a caller's own id it
     is finished, and sent once.
 
-    request: with the id left out as `%d`, unless that is the caller's own. known: the
+    request: with the id left out as `%x`, unless that is the caller's own. known: the
     reply in the same way, and what it means. given: bits of the inputs that are sent.
     wire_inputs: those of them that go behind the request. wire_outputs: outputs that
     come behind the reply. key: the shapes of the inputs, where sizes of outputs depend
@@ -93,7 +94,7 @@ class Prepared:
     def remember(self, number: int, reply: bytes, answer: Any) -> None:
         """`reply` to the request of this number means `answer`."""
         # Not where the model tells it, too, or the id is the caller's.
-        if reply.count(b"%d" % number) == 1:
+        if reply.count(b"%x" % number) == 1:
             # In one step: Ctrl-C must not leave the one with another's other.
             self.known = (template(reply, number), answer)
 

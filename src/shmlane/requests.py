@@ -84,11 +84,11 @@ class RequestBuilding:
     ) -> bytes:
         number = first_number()
         if options is None:
-            built = self._requests.infer(str(number), inputs, outputs)
+            built = self._requests.infer(f"{number:x}", inputs, outputs)
             return template(built, number)
         parameters = options.json_parameters()
         built = self._requests.infer(
-            options.id or str(number),
+            options.id or f"{number:x}",
             inputs,
             outputs,
             parameters=f"{parameters}," if parameters else "",

@@ -207,7 +207,7 @@ class Slot:
     @property
     def sent_id(self) -> str:
         """The id of the request that was sent last."""
-        return self.own_id or str(self.number)
+        return self.own_id or f"{self.number:x}"
 
     @property
     def is_at_rest(self) -> bool:

@@ -34,5 +34,5 @@ def peer(wire: Wire) -> socket.socket:
 def counted_ids() -> Iterator[None]:
     """Every slot counts its requests from the same number, see FIRST_ID."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots, "first_number", lambda: int(OTHER_ID))
+        patch.setattr(slots, "first_number", lambda: int(OTHER_ID, 16))
         yield

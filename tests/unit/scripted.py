@@ -113,8 +113,8 @@ def output(
 
 # Where slots count from OTHER_ID (`counted_ids`), the first that each sends has the
 # other id.
-OTHER_ID = str(10**15)
-FIRST_ID = str(10**15 + 1)
+OTHER_ID = f"{1 << 52:x}"
+FIRST_ID = f"{(1 << 52) + 1:x}"
 # How an error begins that was found while the request ran.
 OF_FIRST = f"[request id: {FIRST_ID}]"
 

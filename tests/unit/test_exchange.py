@@ -101,11 +101,11 @@ def test_each_request_has_the_next_number_for_id_also_when_built_anew() -> None:
     ids = [asked(exchange, slot)["id"] for _ in range(2)]
     exchange.prepare(slot, X)
     ids += [asked(exchange, slot)["id"] for _ in range(2)]
-    first = int(FIRST_ID)
-    assert ids == [str(first + number) for number in range(4)]
+    first = int(FIRST_ID, 16)
+    assert ids == [f"{first + number:x}" for number in range(4)]
 
 
-@pytest.mark.parametrize("text", ["%", "%d", "%%s", "100 %", "%(x)s"])
+@pytest.mark.parametrize("text", ["%", "%x", "%%s", "100 %", "%(x)s"])
 def test_what_looks_like_a_place_for_the_id_is_sent_and_read_as_it_is(
     text: str,
 ) -> None:

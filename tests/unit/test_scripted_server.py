@@ -420,7 +420,7 @@ def test_delay_of_other_requests_holds_their_reply(scripted: ScriptedServer) -> 
 
 
 def wrong_id(reply: bytes) -> bytes:
-    return re.sub(rb'"id":"\d', b'"id":"0', reply, count=1)
+    return re.sub(rb'"id":"\w', b'"id":"0', reply, count=1)
 
 
 FAULTS: list[tuple[Fault, type[TransportError]]] = [

@@ -91,9 +91,9 @@ def with_other_id(reply: bytes) -> bytes:
     """The reply to the request before."""
 
     def before(told: re.Match[bytes]) -> bytes:
-        return b'"id":"%d"' % (int(told[1]) - 1)
+        return b'"id":"%x"' % (int(told[1], 16) - 1)
 
-    return re.sub(rb'"id":"(\d+)"', before, reply, count=1)
+    return re.sub(rb'"id":"(\w+)"', before, reply, count=1)
 
 
 # --- answered in time -----------------------------------------------------------------
