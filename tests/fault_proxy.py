@@ -75,8 +75,9 @@ class Pipe:
                     return
             if not self._link.is_broken:
                 sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            # The other side must not wait for what can no longer come.
+        except (OSError, ProtocolError):
+            # The other side must not wait for what can no longer come. What was to come
+            # twice may be no reply: the rest of one that had begun before.
             if not self._link.is_broken:
                 self._link.break_off(How.RESET)
 
@@ -120,9 +121,9 @@ def _whole_reply(data: bytes, source: socket.socket) -> bytes:
     while data:
         whole += data
         if parser.feed(data) is not None:
-            break
+            return whole
         data = source.recv(_RECEIVE_BYTES)
-    return whole
+    raise ConnectionAbortedError("it breaks off")
 
 
 class Link:

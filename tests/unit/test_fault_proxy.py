@@ -182,6 +182,29 @@ def test_reply_comes_twice_once(proxy: FaultProxy) -> None:
         assert client.is_alive()
 
 
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 200 OK\r\nCon", b""])
+def test_what_is_no_whole_reply_ends_its_connection_and_does_not_come_twice(
+    begun: bytes,
+) -> None:
+    """A reply that had begun before it was to come twice, or that breaks off."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as target,
+        FaultProxy(f"127.0.0.1:{target.getsockname()[1]}") as proxy,
+        RawConnection(proxy.url) as client,
+    ):
+        client.send(HEALTH)
+        server, _ = target.accept()
+        with server:
+            link = eventually(lambda: proxy.links, "it is connected")[0]
+            server.sendall(begun)
+            eventually(lambda: link.replies.passed == len(begun))
+            proxy.on_replies(copies=2)
+            server.sendall(b"tent-Length: 0\r\n\r\n" if begun else b"HTTP/1.1 200")
+            server.shutdown(socket.SHUT_WR)
+            assert client.read() is None
+            assert link.replies.passed == len(begun)
+
+
 def test_earlier_reply_comes_again_ahead_of_the_next_request(proxy: FaultProxy) -> None:
     with RawConnection(proxy.url) as client:
         client.ask(HEALTH)
