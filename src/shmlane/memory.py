@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from .errors import OutOfSharedMemory, PoolClosed, RegionError
 from .header import RegionHeader
 from .layout import SlotLayout, TensorPlan
+from .lifetimes import Weakly
 from .opened import OpenedRegion
 from .private import PrivateMemory
 from .regions import PAGE_BYTES, Region, RegionOptions, round_up
@@ -45,7 +45,7 @@ class SessionMemory:
         self._model = model
         self._lock = threading.Lock()
         self._regions: list[Memory] = []
-        self._extensions: weakref.WeakSet[Memory] = weakref.WeakSet()
+        self._extensions: Weakly[Memory] = Weakly()
         self._shared: list[Region] = []
         self._closed = False
 
@@ -56,7 +56,7 @@ class SessionMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of all memory that the session made and has not handed over."""
-        regions = (*self._regions, *self._extensions)
+        regions: list[Memory] = [*self._regions, *self._extensions]
         own = [region.nbytes for region in regions if region.is_owned]
         return sum(own) + sum([region.nbytes for region in self._shared])
 

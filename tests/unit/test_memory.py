@@ -14,8 +14,9 @@ from shmlane.header import RegionHeader
 from shmlane.memory import SessionMemory
 from shmlane.regions import PAGE_BYTES, Region, RegionOptions
 from shmlane.slots import Slot
-from shmlane.tensors import Tensor
-from tests.unit.interleaving import CtrlC, every
+from shmlane.tensors import Memory, Tensor
+from tests.unit import interleaving
+from tests.unit.interleaving import CtrlC, Intrusion, every
 from tests.unit.scripted import OPEN, REQUESTS, SMALL, ScriptedChannel, memory, view_of
 
 # --- tensors that move ----------------------------------------------------------------
@@ -198,6 +199,32 @@ def test_memory_counts_its_regions(memory_of_open: SessionMemory) -> None:
     assert repr(memory_of_open) == (
         f"<SessionMemory 2 regions {memory_of_open.nbytes} bytes>"
     )
+
+
+class Everywhere:
+    """As a set of all files."""
+
+    def __contains__(self, _file: str) -> bool:
+        return True
+
+
+def test_memory_can_be_counted_while_other_threads_move_tensors(
+    memory_of_open: SessionMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interleaving, "_TRACED", Everywhere())
+    (slot,) = memory_of_open.make_slots(1)
+    region = grown(memory_of_open, slot).registration.region
+    nbytes = memory_of_open.nbytes
+    opened: list[Memory] = []
+
+    def come_and_go() -> None:
+        opened.clear()
+        opened.append(memory_of_open.open_extension(region.name))
+
+    for count in every(
+        lambda at: Intrusion(lambda: memory_of_open.nbytes, come_and_go, at)
+    ):
+        assert count.result == nbytes
 
 
 def test_a_limit_of_memory_holds_and_changes_nothing() -> None:
