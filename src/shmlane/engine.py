@@ -269,7 +269,6 @@ class Engine:
             self.receiver.stop()
             self.lender.look()
             self.lender.stop()
-            self.borrower.close()
             self.take_back()
 
     def _wait_for(self, labels: set[Label], limit: float | None) -> None:
@@ -289,6 +288,9 @@ class Engine:
         from finalisers too, which may run in the middle of another such call of the
         same thread: that one looks again when it is done.
         """
+        if self.lender.has_stopped:
+            # With each that comes back: nobody reads late replies any more.
+            self.borrower.close()
         while not self._ending.locked():
             slots, unused = self._idle(at_exit=at_exit), self.borrower.take_unused()
             if not slots and not unused and (self._remains or self.memory.is_closed):
@@ -300,15 +302,14 @@ class Engine:
 
     def _idle(self, *, at_exit: bool) -> set[Slot]:
         """What remains of the session and is held by no lease."""
-        # Until then it may still come back.
-        is_gone = self.lender.has_stopped
-        held = {
-            slot
-            for slot in tuple(self._remains)
-            if (slot.is_lent and is_gone)
-            or (slot.server_hold and (at_exit or not slot.leased))
-        }
-        return held | self._remains.intersection(self.pool.take_all())
+        idle = self._remains.intersection(self.pool.take_all())
+        # Until then, what others and the server have may still come back.
+        if self.lender.has_stopped:
+            for slot in tuple(self._remains):
+                is_late = slot.server_hold and (at_exit or not slot.leased)
+                if slot.is_lent or is_late:
+                    idle.add(slot)
+        return idle
 
     def _end(
         self, slots: Collection[Slot], channel: Channel | None = None

@@ -12,7 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shmlane import InferTimeout, PoolClosed, RequestLost, Session, ShmlaneError
+from shmlane import (
+    InferTimeout,
+    LeaseTimeout,
+    PoolClosed,
+    RequestLost,
+    Session,
+    ShmlaneError,
+)
 from shmlane.testing import Close, ScriptedServer, identity_model
 from tests.polling import eventually
 from tests.sessions import Array
@@ -23,6 +30,7 @@ from tests.unit.one_slot import (
     fill,
     one_slot,
     serves_right,
+    serving,
     state,
 )
 
@@ -117,3 +125,32 @@ def test_closing_is_harmless(version: str, wait: bool, way: Way) -> None:
             assert server.regions == {}
         assert files_of(server) == []
         assert not server.crashed
+
+
+def is_closing(session: Session) -> bool:
+    """Whether it hands out nothing more."""
+    try:
+        session.lease(timeout=0).release()
+    except PoolClosed:
+        return True
+    except LeaseTimeout:
+        pass
+    return False
+
+
+def test_a_lease_that_ends_while_its_session_waits_is_waited_for() -> None:
+    with serving() as server, ThreadPoolExecutor(1) as pool:
+        session = one_slot(server.url).open()
+        lease = session.lease()
+        fill(lease, 1.0)
+        with server.hold():
+            with pytest.raises(InferTimeout):
+                lease.infer(timeout=0.01)
+            closing = pool.submit(session.close)
+            eventually(lambda: is_closing(session))
+            lease.release()
+            assert session.stats().late == 1
+            assert not closing.done()
+        closing.result(10.0)
+        assert session.stats().late_replies == 1
+        assert files_of(server) == []
