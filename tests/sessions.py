@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -140,6 +141,16 @@ def is_own(path: Path) -> bool:
     except (FileNotFoundError, RegionError):
         return False
     return bool(header.description["pid"] == os.getpid())
+
+
+def regions_open() -> Counter[str]:
+    """How many descriptors this process has of each region."""
+    links = [
+        os.readlink(f"/proc/self/fd/{number}")
+        for number in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{number}")
+    ]
+    return Counter(link for link in links if link.startswith("/dev/shm/shmlane."))
 
 
 def registered(server: TritonServer) -> set[str]:

@@ -11,7 +11,6 @@ looks again after letting go of it.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections import OrderedDict, deque
@@ -64,8 +63,8 @@ class _Place:
     @property
     def regions(self) -> list[str]:
         """All that are open for the sake of this one."""
-        moved = (ledger.slot.regions for ledger in self.ledgers.values())
-        return [self.region.name, *itertools.chain.from_iterable(moved)]
+        moved = [name for each in self.ledgers.values() for name in each.slot.regions]
+        return [self.region.name, *moved]
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -87,6 +86,13 @@ class _Loan:
         self.given = 0
         # Being returned, perhaps for the second time after Ctrl-C.
         self.has_begun = False
+
+    def give_back(self) -> None:
+        """Write down that the slot is its home's, once the lock on it is free."""
+        notes = self.slot.notes
+        if (notes.state, notes.handoff) == (State.ADOPTED, self.generation):
+            self.ledger.write(self.given)
+            notes.state = State.RETURNED
 
 
 class Borrower:
@@ -123,8 +129,7 @@ class Borrower:
     def adopt(self, ref: SlotRef, lease: Holder) -> int:
         """Give `lease` the slot; the bits of the inputs that are given.
 
-        Raises `HandoffExpired`, `UsageError` for slots of another server or model, and
-        `RegionError`.
+        Raises `HandoffExpired`, `RegionError`, and `UsageError` for another's model.
         """
         self.settle()
         with self._lock:
@@ -139,9 +144,7 @@ class Borrower:
                 loan = self._begin(place, ref)
                 lease._hold[1] = loan.slot
             except BaseException:
-                if (begun := place.loans.get(ref.slot)) is not None:
-                    self._forget(begun)
-                place.region.locks.give_back(ref.slot, Hold.BORROWER)
+                self._undo(place, ref)
                 raise
         self.settle()
         return loan.given
@@ -168,15 +171,25 @@ class Borrower:
         ledger = place.ledger(ref.slot, place.layout)
         slot = ledger.slot
         check_handed(slot, ref)
+        loan = _Loan(place, ledger, ref.generation)
+        place.loans[ref.slot] = self._loans[slot] = loan
         slot.notes.borrower = os.getpid()
         slot.notes.state = State.ADOPTED
-        loan = _Loan(place, ledger, ref.generation)
         loan.given = ledger.read()
         place.hold(slot)
         self._connect(slot)
-        place.loans[ref.slot] = loan
-        self._loans[slot] = loan
+        slot.leased = True
         return loan
+
+    def _undo(self, place: _Place, ref: SlotRef) -> None:
+        """Have a slot go home as it came: whatever stopped `_begin`, nobody used it."""
+        if (loan := place.loans.get(ref.slot)) is not None:
+            loan.slot.notes.state = State.RETURNED
+            self._forget(loan)
+            # It may be half of what was read; the next time it is read anew.
+            self._note_unused(loan.slot.regions)
+            place.ledgers.pop(ref.slot).slot.close(leave=True)
+        place.region.locks.give_back(ref.slot, Hold.BORROWER)
 
     def _place(self, ref: SlotRef) -> _Place:
         place = self._places.get(ref.region)
@@ -251,18 +264,14 @@ class Borrower:
         return SlotRef(loan.place.region.name, slot.index, generation)
 
     def give_up(self, slot: Slot) -> None:
-        """Let go of a slot that the server still holds: its home has it drained.
+        """Let go of a slot that no lease has; if the server does, its home drains it.
 
         With live views not before they have died: then it would be used again.
         """
-        self._hang_up(slot)
-        self.put_back(slot)
-
-    @staticmethod
-    def _hang_up(slot: Slot) -> None:
         if (channel := slot.channel) is not None:
             slot.channel = None
             channel.close()
+        self.put_back(slot)
 
     def settle(self) -> None:
         """Return what has come, unless the holder of the lock will.
@@ -280,24 +289,31 @@ class Borrower:
     def _finish(self, slot: Slot) -> None:
         """Return a slot if nothing is on it. Done twice, it is done once."""
         loan = self._loans.get(slot)
-        if loan is None or self._is_disowned:
+        if loan is None or slot.leased or self._is_disowned:
             return
         if not self._is_at_rest(slot):
             if self._closed:
-                # Only views have it, and nobody may ever see them die.
-                self._hang_up(slot)
+                self._leave_to_views(loan)
             return
         locks = loan.place.region.locks
         if loan.has_begun and not locks.take(slot.index, Hold.BORROWER):
             self._forget(loan)
             return
         loan.has_begun = True
-        notes = slot.notes
-        if (notes.state, notes.handoff) == (State.ADOPTED, loan.generation):
-            loan.ledger.write(loan.given)
-            notes.state = State.RETURNED
+        loan.give_back()
         self._disconnect(slot)
         self._let_go(loan)
+
+    def _leave_to_views(self, loan: _Loan) -> None:
+        """Return a slot of a closed session that only views have.
+
+        Nobody may ever see them die: its lock is theirs, and goes with the last.
+        """
+        loan.place.hold(loan.slot)
+        loan.give_back()
+        self._note_unused(loan.slot.regions)
+        for region in loan.slot.outgrown:
+            region.leave()
 
     def _is_at_rest(self, slot: Slot) -> bool:
         if slot.watches:
@@ -338,10 +354,8 @@ class Borrower:
         """
         self._closed = True
         for slot in self.slots:
-            if slot.server_hold and not slot.leased:
+            if not slot.leased:
                 self.give_up(slot)
-            elif not slot.leased:
-                self._hang_up(slot)
         self.settle()
         if not self._lock.locked():
             with self._lock:

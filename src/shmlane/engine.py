@@ -306,8 +306,7 @@ class Engine:
         # Until then, what others and the server have may still come back.
         if self.lender.has_stopped:
             for slot in tuple(self._remains):
-                is_late = slot.server_hold and (at_exit or not slot.leased)
-                if slot.is_lent or is_late:
+                if slot.is_lent or (slot.server_hold and (at_exit or not slot.leased)):
                     idle.add(slot)
         return idle
 

@@ -61,16 +61,15 @@ class _Loan(Holder):
         """Whether a closer look is worth while: it needs the borrower's lock."""
         notes = self.slot.notes
         state = notes.state
-        if state == State.ADOPTED:
-            # Not its time any more, but that of whoever it is handed on to.
-            self.deadline = math.inf
-            return not self.locks.is_taken(self.slot.index, Hold.BORROWER)
         if state == State.HANDED:
             if notes.handoff != self.generation:
                 # Whoever had adopted it handed it on.
                 self.hand_over(notes.handoff)
             return time.monotonic() >= self.deadline
-        return True
+        # Not its time any more, but that of whoever it is handed on to.
+        self.deadline = math.inf
+        is_returned = state != State.ADOPTED
+        return is_returned or not self.locks.is_taken(self.slot.index, Hold.BORROWER)
 
 
 class Lender(Background):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmlane import InferTimeout, LeaseTimeout, Session, SlotRef
+from shmlane import InferTimeout, Lease, LeaseTimeout, Session, SlotRef
 from shmlane.testing import ScriptedServer
 from tests.polling import eventually
 from tests.sessions import Array, all_free, frame
@@ -111,6 +111,67 @@ def test_memory_under_a_view_is_not_used_again(
         assert home.stats().lent == 1
         with pytest.raises(LeaseTimeout):
             home.lease(timeout=0.05)
+        assert (view == 3).all()
+        del view
+        gc.collect()
+        all_free(home)
+    assert files_of(server) == []
+
+
+@contextlib.contextmanager
+def home_of_one(server: ScriptedServer) -> Iterator[Session]:
+    """Its input grows with what is written, its output has room for all of that."""
+    shapes, outputs = {INPUT: (1, 1, 1, 8)}, {OUTPUT: (1, 1, 1, 5000)}
+    with Session(
+        server.url, "identity", slots=1, shapes=shapes, outputs=outputs
+    ) as home:
+        yield home
+
+
+def grow(lease: Lease, size: int) -> None:
+    lease.write(INPUT, np.full((1, 1, 1, size), 3, np.float32))
+    lease.infer()
+
+
+@pytest.mark.parametrize("end", ["closed", "closed while leased", "dropped"])
+def test_what_a_slot_moved_to_goes_home_with_it_when_the_view_dies(
+    server: ScriptedServer, end: str
+) -> None:
+    with home_of_one(server) as home, warnings.catch_warnings(action="ignore"):
+        borrower = one_slot(server.url).open()
+        with borrower.adopt(lent(home, 8)) as lease:
+            grow(lease, 2000)
+            view: Array = lease[INPUT]
+            if end == "closed while leased":
+                borrower.close(wait=False)
+        if end == "closed":
+            borrower.close()
+        del lease, borrower
+        gc.collect()
+        assert home.stats().lent == 1
+        assert (view == 3).all()
+        del view
+        gc.collect()
+        all_free(home)
+    assert files_of(server) == []
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_what_a_slot_had_outgrown_under_a_view_is_taken_back(
+    server: ScriptedServer, is_closed: bool
+) -> None:
+    """Of what it grew to first, the server is told only with the next request."""
+    with home_of_one(server) as home, warnings.catch_warnings(action="ignore"):
+        borrower = one_slot(server.url).open()
+        with borrower.adopt(lent(home, 8)) as lease:
+            grow(lease, 2000)
+            lease.write(INPUT, np.full((1, 1, 1, 5000), 3, np.float32))
+            view: Array = lease[INPUT]
+        if is_closed:
+            borrower.close()
+        del lease, borrower
+        gc.collect()
+        assert len(server.regions) == 1
         assert (view == 3).all()
         del view
         gc.collect()

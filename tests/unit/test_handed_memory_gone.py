@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from shmlane import HandoffExpired, Session, SlotRef, Timeouts
+from shmlane import HandoffExpired, InferFailed, Session, SlotRef, Timeouts
 from shmlane.inventory import clean_up
 from shmlane.testing import ScriptedServer
 from tests.others import Other, other
-from tests.sessions import all_free, frame
-from tests.unit.one_slot import INPUT, echo, fill, one_slot, serving
+from tests.sessions import all_free, frame, regions_open
+from tests.unit.one_slot import INPUT, OUTPUT, echo, fill, one_slot, serving
 
 LARGER = (1, 1, 1, 1000)
 
@@ -73,3 +76,27 @@ def test_a_dead_borrower_took_along_what_it_had_made_and_handed_on(
             home.adopt(handed_on)
         all_free(home)
         echo(home, 5)
+
+
+def test_a_slot_that_cannot_be_adopted_goes_home_and_keeps_nothing_open(
+    server: ScriptedServer,
+) -> None:
+    values = np.full(LARGER, 3, np.float32)
+    with one_slot(server.url) as home, one_slot(server.url) as consumer:
+        with home.lease() as lease:
+            consumer.adopt(lease.detach()).release()
+        with contextlib.suppress(InferFailed):
+            # From now on there is room for it, in memory of its own.
+            home.infer({INPUT: values})
+        home.infer({INPUT: values})
+        lease = home.lease()
+        lease.write(INPUT, values)
+        (slot,) = home._ensure_open().pool.slots
+        output = slot.outputs[OUTPUT].registration.region
+        ref = lease.detach()
+        os.unlink(output.path)
+        before = regions_open()
+        with pytest.raises(HandoffExpired, match=f"{output.name} was removed"):
+            consumer.adopt(ref)
+        assert regions_open() == before
+        assert (home.infer({INPUT: values})[OUTPUT] == 3).all()

@@ -10,11 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shmlane import HandoffExpired, Session, SlotRef, Timeouts
+from shmlane import (
+    HandoffExpired,
+    Lease,
+    PoolClosed,
+    Session,
+    SlotRef,
+    Timeouts,
+    borrowing,
+    session_base,
+)
 from shmlane.claims import Hold, SlotLocks
 from shmlane.testing import ScriptedServer, sink_model
 from tests.polling import eventually
-from tests.unit.interleaving import CtrlC, every
+from tests.unit import interleaving
+from tests.unit.interleaving import CtrlC, Halt, every
 from tests.unit.one_slot import files_of
 
 pytestmark = [
@@ -109,6 +119,60 @@ def test_ctrl_c_at_any_moment_loses_no_slot(
         with borrower.adopt(ref) as lease:
             assert lease.infer()["OUTPUT__0"] == [value]
     eventually(lambda: home.stats().free == 2)
+
+
+def test_ctrl_c_at_any_moment_of_adopting_leaves_the_slot_as_it_was(
+    server: ScriptedServer, borrower: Session
+) -> None:
+    """Its home knows what the server has, and nothing is registered anew."""
+
+    def adopt(at: int) -> CtrlC:
+        with Session(server.url, "sink", slots=1, shapes=SHAPES) as home:
+            borrower.adopt(filled(home, 1)).release()
+            with home.lease() as lease:
+                lease.view("INPUT__0", (1, 1, 1, 2000)).fill(2)
+                lease.infer()
+            ref = filled(home, 3)
+            known = dict(server.regions)
+            moment = CtrlC(lambda: borrower.adopt(ref), at)
+            if home.stats().lent:
+                # Stopped before it had begun.
+                borrower.adopt(ref).release()
+            with borrower.adopt(filled(home, 4)) as lease:
+                assert lease.infer()["OUTPUT__0"] == [4]
+            assert server.regions == known
+        return moment
+
+    assert len(list(every(adopt))) > 100
+
+
+def test_a_session_that_closes_at_any_moment_of_an_adoption_keeps_the_slot_or_not(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that comes of it has its slot alone, and gives it back."""
+    traced = {each.__file__ for each in (borrowing, session_base)}
+    monkeypatch.setattr(interleaving, "_TRACED", traced)
+
+    def adopt(borrower: Session, ref: SlotRef) -> Lease | None:
+        with contextlib.suppress(PoolClosed):
+            return borrower.adopt(ref)
+        return None
+
+    with Session(server.url, "sink", slots=1, shapes=SHAPES) as owner:
+
+        def halted(at: int) -> Halt[Lease | None]:
+            borrower = Session(server.url, "sink", slots=1).open()
+            ref = filled(owner, 1)
+            with Halt(lambda: adopt(borrower, ref), at) as adoption:
+                borrower.close(wait=False)
+            lease = adoption.result or owner.adopt(ref)
+            assert owner.stats().free == 0
+            lease.release()
+            borrower.close()
+            eventually(lambda: owner.stats().free == 1)
+            return adoption
+
+        assert len(list(every(halted))) > 20
 
 
 def test_ctrl_c_at_any_moment_of_claiming_leaves_the_slot_to_others(

@@ -18,6 +18,7 @@ import pytest
 from shmlane import (
     AsyncSession,
     HandoffExpired,
+    InferTimeout,
     RequestLost,
     Session,
     SlotRef,
@@ -30,7 +31,7 @@ from shmlane.records import State
 from shmlane.slots import Slot
 from shmlane.testing import Close, ScriptedServer, identity_model
 from tests.polling import eventually
-from tests.sessions import frame
+from tests.sessions import all_free, frame
 from tests.unit.one_slot import INPUT, OUTPUT, fill, serving
 
 SHAPE = (1, 1, 1, 8)
@@ -74,6 +75,46 @@ def test_a_slot_that_stays_adopted_costs_its_home_no_time(
             assert waits < 100 * _WINDOW
             assert lease.infer()[OUTPUT].tolist() == frame(1).tolist()
         eventually(lambda: home.stats().free == 1, "it is back")
+
+
+def test_a_slot_that_views_of_a_closed_session_have_costs_its_home_no_time(
+    server: ScriptedServer,
+) -> None:
+    with opened(server, limit=_LIMIT) as home, opened(server) as other:
+        ref = filled(home, 1)
+        # Its thread looks once, and again when the time is over: not in between.
+        time.sleep(_LIMIT / 4)
+        with other.adopt(ref) as lease:
+            view = lease.infer()[OUTPUT]
+        other.close()
+        time.sleep(2 * _LIMIT)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        time.sleep(_WINDOW)
+        waits = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+        assert waits < 100 * _WINDOW
+        assert view.tolist() == frame(1).tolist()
+        del view
+        eventually(lambda: home.stats().free == 1, "it is back")
+
+
+@pytest.mark.parametrize("closes_first", [True, False])
+def test_a_late_slot_is_given_up_by_a_session_that_does_not_wait_for_it(
+    server: ScriptedServer, closes_first: bool
+) -> None:
+    with opened(server) as home, opened(server) as other:
+        lease = other.adopt(filled(home, 1))
+        with server.hold():
+            with pytest.raises(InferTimeout):
+                lease.infer(timeout=0.01)
+            if closes_first:
+                other.close(wait=False)
+                lease.release()
+            else:
+                lease.release()
+                other.close(wait=False)
+        # The closed session is not dropped meanwhile.
+        all_free(home)
+        assert other.stats().adopted == 0
 
 
 def test_views_that_die_in_a_forked_child_return_nothing(

@@ -25,7 +25,7 @@ from shmlane import (
 )
 from shmlane.testing import Close, ScriptedServer
 from tests.polling import eventually
-from tests.sessions import all_free, frame
+from tests.sessions import all_free, frame, regions_open
 from tests.unit.one_slot import INPUT, OUTPUT, files_of, one_slot, serving
 
 SHAPE = (1, 1, 1, 8)
@@ -94,16 +94,6 @@ def lent(home: Session) -> SlotRef:
     with home.lease() as lease:
         lease.write(INPUT, LARGER)
         return lease.detach()
-
-
-def regions_open() -> Counter[str]:
-    """How many descriptors this process has of each region."""
-    links = [
-        os.readlink(f"/proc/self/fd/{number}")
-        for number in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{number}")
-    ]
-    return Counter(link for link in links if link.startswith("/dev/shm/shmlane."))
 
 
 # --- one session ----------------------------------------------------------------------
