@@ -61,13 +61,8 @@ class Flight:
         self.is_over = False
         # Nothing of the reply has come yet.
         self.is_new = True
-        self.begin_anew(given)
-
-    def begin_anew(self, given: int) -> None:
-        """Be the next request on the same slot, from now on."""
         self.given = given
         self.begun = begun = time.monotonic()
-        limit = self.limit
         self.when = math.inf if limit is None else begun + limit
         self.attempt = 0
         self.replayed = False

@@ -6,6 +6,8 @@ and to wait for replies (`streams`).
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Generic, TypeVar
 
 from .flights import Flight
@@ -45,5 +47,11 @@ class Passage(Flight, Generic[L]):
         lease, slot, given = self.lease, self.slot, self.lease._given
         if lease._slot is None or slot.server_hold or ~given & slot.required:
             raise lease._not_ready(lease._slot)
-        self.begin_anew(given)
         self.epoch = slot.epoch = slot.epoch + 1
+        # As when it was made: this is the next request on the same slot.
+        self.given = given
+        self.begun = begun = time.monotonic()
+        limit = self.limit
+        self.when = math.inf if limit is None else begun + limit
+        self.attempt = 0
+        self.replayed = False

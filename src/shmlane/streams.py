@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from .board import Board
 from .errors import PoolClosed, RequestLost, ShmlaneError
 from .exchange import Answer, Exchange, Verdict
 from .flights import Timetable
+from .gathering import Gathering
 from .leases import BaseLease, Result
 from .passages import Passage
 from .stream_plan import StreamPlan
@@ -33,6 +34,8 @@ R = TypeVar("R")
 _SLOW_SOURCE = 1e-3
 # Between two results that are asked for, replies are looked for after so long.
 _LOOK_AGAIN = 1e-4
+# So long, at most, a reply waits for others to be taken in with it.
+_GATHER = 1e-3
 
 
 class StreamHost(Protocol[L]):
@@ -71,7 +74,9 @@ class Course(Generic[L, I, R]):
         self._thread = 0
         self._source_is_slow = False
         self._looked = 0.0
-        self._flying: dict[Passage[L], Passage[L]] = {}
+        # The longest in flight first.
+        self._flying: OrderedDict[Passage[L], Passage[L]] = OrderedDict()
+        self._gathering = Gathering(plan.in_flight)
         # Those whose slots are for the next items.
         self._landed: list[Passage[L]] = []
         self._timetable = Timetable()
@@ -217,6 +222,7 @@ class Course(Generic[L, I, R]):
             # The session was closed in between: see `leave`.
             return False
         passage.number = outcomes.begin()
+        self._flying.move_to_end(passage)
         self._write(passage)
         return True
 
@@ -250,7 +256,10 @@ class Course(Generic[L, I, R]):
             is_ready = problem is None and passage.is_ready
             if not (is_ready and passage.send(self._exchange)):
                 self._shell.launch(passage, problem)
-            self._expect(passage)
+            # As `_expect`, without its call.
+            channel = passage.slot.channel
+            assert channel is not None
+            self._board.expect(channel, passage)
         except Exception as error:
             self._fail_in_flight(passage, error)
             return
@@ -269,8 +278,10 @@ class Course(Generic[L, I, R]):
             self._look(0)
 
     def _look(self, timeout: float | None) -> None:
-        came = self._board.wait(timeout)
-        self._looked = time.monotonic()
+        came = self._wait(timeout)
+        now = time.monotonic()
+        self._gathering.note(len(came), now - self._looked)
+        self._looked = now
         for passage in came:
             self._land(passage)
         if self._workshop is not None:
@@ -283,6 +294,20 @@ class Course(Generic[L, I, R]):
                 self._flying.pop(passage, None)
                 passage.lease.release()
         self._landed.clear()
+
+    def _wait(self, timeout: float | None) -> list[Passage[L]]:
+        """What something has come for, as soon as something has; see `gathering`."""
+        count, flying = self._gathering.count, self._flying
+        if count > 1 and timeout != 0 and len(flying) == self._plan.in_flight:
+            # Replies come in the order of the requests, more or less: by then those of
+            # the others are there. Whoever rings the bell waits for that long.
+            # Fewer if a handler has left some to others meanwhile.
+            oldest = list(flying)[:count]
+            channel = oldest[-1].slot.channel if oldest else None
+            is_there = channel is not None and channel.comes_within(_GATHER)
+            self._gathering.note_order(is_kept=is_there)
+            timeout = 0
+        return self._board.wait(timeout)
 
     def _end_overdue(self) -> None:
         for passage in self._timetable.overdue(self._flying):

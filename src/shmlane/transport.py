@@ -108,6 +108,10 @@ class HttpConnection:
         """False when an idle connection has something to read: end, error or strays."""
         return not self._poll(0)
 
+    def comes_within(self, seconds: float) -> bool:
+        """Whether there is something to read, or will be within that time."""
+        return bool(self._poll(_milliseconds(seconds)))
+
     def send(self, request: bytes) -> bool:
         """True when every byte was handed to the kernel.
 

@@ -220,6 +220,9 @@ class ScriptedChannel:
         self.is_quiet = True
         self._parser = ReplyParser()
 
+    def comes_within(self, seconds: float) -> bool:
+        return bool(self.events)
+
     def send(self, request: bytes) -> bool:
         if self.is_open:
             self.sent.append(request)

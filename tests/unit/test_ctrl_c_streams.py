@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shmlane import Session
+from shmlane import Session, gathering
 from tests.polling import eventually
 from tests.unit.flowing import (
     Pair,
@@ -35,9 +35,16 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["system", "wire"])
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    with flowing(slots=SLOTS, memory=request.param) as pair:
+@pytest.fixture(params=["system", "wire", "replies waited for together"])
+def pair(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pair]:
+    memory = request.param
+    if memory not in ("system", "wire"):
+        memory = "system"
+        monkeypatch.setattr(gathering, "_PART", 1)
+        monkeypatch.setattr(gathering, "_QUICK", 1e9)
+    with flowing(slots=SLOTS, memory=memory) as pair:
         yield pair
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shmlane import PoolClosed, session, streams
+from shmlane import PoolClosed, gathering, session, streams
 from tests.unit.flowing import LIMIT, fill, flowing, number_of, outcome
 from tests.unit.one_slot import files_of
 
@@ -40,8 +40,14 @@ class At:
         return self
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-def test_a_stream_ends_and_nothing_is_left(slots: int) -> None:
+@pytest.mark.parametrize(
+    ("slots", "part"),
+    [(1, 8), (2, 8), pytest.param(2, 1, id="2, whose replies are waited for together")],
+)
+def test_a_stream_ends_and_nothing_is_left(
+    slots: int, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "_PART", part)
     moment, reached = 0, True
     while reached:
         with flowing(slots=slots) as (server, session):

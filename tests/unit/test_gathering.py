@@ -1,0 +1,129 @@
+"""Streams that wait for several replies together: when, and what that never costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shmlane import gathering
+from shmlane.gathering import Gathering
+from tests.sessions import all_free
+from tests.unit.flowing import (
+    Gates,
+    Pair,
+    fill,
+    flowing,
+    number_of,
+    unharmed,
+)
+
+SLOTS = 8
+AT_ONCE, LATER = 1e-5, 1e-2
+
+
+# --- the choice -----------------------------------------------------------------------
+
+
+def test_replies_that_come_quickly_are_waited_for_together() -> None:
+    choice = Gathering(16)
+    assert choice.count == 1
+    choice.note(1, AT_ONCE)
+    assert choice.count == 2
+    assert repr(choice) == "<Gathering 2 of at most 2>"
+    choice.note(1, LATER)
+    assert choice.count == 1
+    # As many together in that time are quick as well.
+    choice.note(1000, LATER)
+    assert choice.count == 2
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "count"), [(1, 1), (4, 1), (15, 1), (16, 2), (64, 8), (65, 8)]
+)
+def test_few_of_those_in_flight_are_waited_for(in_flight: int, count: int) -> None:
+    choice = Gathering(in_flight)
+    choice.note(1, AT_ONCE)
+    assert choice.count == count
+
+
+def looks_of_rest(choice: Gathering) -> int:
+    """How many looks pass until replies are waited for together again."""
+    for count in range(10_000):
+        choice.note(1, AT_ONCE)
+        if choice.count > 1:
+            return count
+    pytest.fail("it rests for ever")
+
+
+def test_after_a_wait_in_vain_it_rests_and_longer_each_time() -> None:
+    choice = Gathering(16)
+    rests = []
+    for _ in range(12):
+        choice.note_order(is_kept=False)
+        rests.append(looks_of_rest(choice) + 1)
+    assert rests[:4] == [16, 32, 64, 128]
+    assert rests[-3:] == [4096] * 3
+
+
+def test_it_rests_for_less_when_the_order_was_kept_for_a_while() -> None:
+    choice = Gathering(16)
+    for _ in range(3):
+        choice.note_order(is_kept=False)
+        looks_of_rest(choice)
+    for _ in range(1000):
+        choice.note_order(is_kept=True)
+    choice.note_order(is_kept=False)
+    assert looks_of_rest(choice) + 1 == 16
+
+
+# --- streams --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gathers_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow replies are, and in whatever order they come."""
+    monkeypatch.setattr(gathering, "_PART", 4)
+    monkeypatch.setattr(gathering, "_QUICK", 1e9)
+    monkeypatch.setattr(gathering, "_SHORT_REST", 0)
+    monkeypatch.setattr(gathering, "_LONG_REST", 0)
+
+
+@pytest.fixture
+def gates() -> Gates:
+    return Gates()
+
+
+@pytest.fixture(params=["system", "wire"])
+def pair(
+    request: pytest.FixtureRequest, gates: Gates, gathers_always: None
+) -> Iterator[Pair]:
+    with flowing(slots=SLOTS, memory=request.param, gates=gates) as pair:
+        with unharmed(pair):
+            yield pair
+        all_free(pair[1])
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_item_has_its_own_result(pair: Pair, ordered: bool, workers: int) -> None:
+    _, session = pair
+    values = session.stream(
+        range(200), write=fill, read=number_of, ordered=ordered, workers=workers
+    )
+    assert sorted(values) == list(range(200))
+
+
+@pytest.mark.parametrize("stuck", range(1, SLOTS))
+def test_what_does_not_come_keeps_no_other(
+    pair: Pair, gates: Gates, stuck: int
+) -> None:
+    _, session = pair
+    opens = [gates.shut(float(number)) for number in range(stuck)]
+    stream = session.stream(range(60), write=fill, read=number_of, ordered=False)
+    # While the oldest are stuck.
+    others = [next(stream) for _ in range(40)]
+    assert min(others) == stuck
+    for gate in opens:
+        gate.set()
+    assert sorted([*others, *stream]) == list(range(60))
