@@ -38,9 +38,8 @@ class Weakly(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         # All references at once, which a WeakSet does not give.
-        for reference in self._things.valuerefs():
-            if (thing := reference()) is not None:
-                yield thing
+        found = [reference() for reference in self._things.valuerefs()]
+        return iter([thing for thing in found if thing is not None])
 
 
 _living: Weakly[Living] = Weakly()
