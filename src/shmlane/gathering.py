@@ -16,40 +16,38 @@ from __future__ import annotations
 _PART = 8
 # Replies that come in longer intervals, in seconds, are each waited for.
 _QUICK = 1e-4
-# Looks that pass before the next try, after a first failure and after many.
-_SHORT_REST = 16
-_LONG_REST = 4096
+# Seconds until the next try, after a first wait in vain and after many; a first one is
+# any that none came before for a second.
+_SHORT_REST = 0.05
+_LONG_REST = 2.0
+_FORGOTTEN = 1.0
 
 
 class Gathering:
     """How many replies a stream waits for, by those that have come.
 
-    count: 1 while it is to wait for any.
+    count: 1 while it is to wait for any. Times are those of `time.monotonic`.
     """
 
-    __slots__ = ("_most", "_next_rest", "_rest", "count")
+    __slots__ = ("_most", "_next_rest", "_rests_until", "count")
 
     def __init__(self, in_flight: int) -> None:
         self.count = 1
         self._most = max(1, in_flight // _PART)
-        self._rest = 0
+        self._rests_until = 0.0
         self._next_rest = _SHORT_REST
 
-    def note(self, replies: int, seconds: float) -> None:
-        """So many have come in that time."""
-        if self._rest:
-            self._rest -= 1
-        is_quick = replies * _QUICK > seconds
-        self.count = self._most if is_quick and not self._rest else 1
+    def note(self, replies: int, since: float, now: float) -> None:
+        """So many have come between these times."""
+        is_quick = now - since < replies * _QUICK
+        self.count = self._most if is_quick and now >= self._rests_until else 1
 
-    def note_order(self, *, is_kept: bool) -> None:
-        """Whether those waited for have come before the others, and in time."""
-        if is_kept:
-            self._next_rest = max(_SHORT_REST, self._next_rest - 1)
-        else:
-            self._rest = self._next_rest
-            self._next_rest = min(_LONG_REST, 2 * self._next_rest)
+    def note_failure(self, now: float) -> None:
+        """Those waited for have not come in time: they do not keep the order."""
+        if now > self._rests_until + _FORGOTTEN:
+            self._next_rest = _SHORT_REST
+        self._rests_until = now + self._next_rest
+        self._next_rest = min(_LONG_REST, 2 * self._next_rest)
 
     def __repr__(self) -> str:
-        rest = f", {self._rest} looks of rest" if self._rest else ""
-        return f"<Gathering {self.count} of at most {self._most}{rest}>"
+        return f"<Gathering {self.count} of at most {self._most}>"

@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from .blocking import BlockingShell
@@ -278,9 +278,14 @@ class Course(Generic[L, I, R]):
             self._look(0)
 
     def _look(self, timeout: float | None) -> None:
-        came = self._wait(timeout)
+        count, flying = self._gathering.count, self._flying
+        if count > 1 and timeout != 0 and len(flying) == self._plan.in_flight:
+            # Fewer if a handler has left some to others meanwhile.
+            self._gather(list(flying)[count - 1 : count])
+            timeout = 0
+        came = self._board.wait(timeout)
         now = time.monotonic()
-        self._gathering.note(len(came), now - self._looked)
+        self._gathering.note(len(came), self._looked, now)
         self._looked = now
         for passage in came:
             self._land(passage)
@@ -295,19 +300,16 @@ class Course(Generic[L, I, R]):
                 passage.lease.release()
         self._landed.clear()
 
-    def _wait(self, timeout: float | None) -> list[Passage[L]]:
-        """What something has come for, as soon as something has; see `gathering`."""
-        count, flying = self._gathering.count, self._flying
-        if count > 1 and timeout != 0 and len(flying) == self._plan.in_flight:
-            # Replies come in the order of the requests, more or less: by then those of
-            # the others are there. Whoever rings the bell waits for that long.
-            # Fewer if a handler has left some to others meanwhile.
-            oldest = list(flying)[:count]
-            channel = oldest[-1].slot.channel if oldest else None
-            is_there = channel is not None and channel.comes_within(_GATHER)
-            self._gathering.note_order(is_kept=is_there)
-            timeout = 0
-        return self._board.wait(timeout)
+    def _gather(self, last: Sequence[Passage[L]]) -> None:
+        """Wait, but not for long, until the reply of `last` has come.
+
+        By then those of older ones are there: replies come in the order of the
+        requests, more or less. Whoever rings the bell waits for that long.
+        """
+        for passage in last:
+            channel = passage.slot.channel
+            if channel is None or not channel.comes_within(_GATHER):
+                self._gathering.note_failure(time.monotonic())
 
     def _end_overdue(self) -> None:
         for passage in self._timetable.overdue(self._flying):

@@ -110,7 +110,7 @@ class HttpConnection:
 
     def comes_within(self, seconds: float) -> bool:
         """Whether there is something to read, or will be within that time."""
-        return bool(self._poll(_milliseconds(seconds)))
+        return bool(self._poll(seconds * 1e3))
 
     def send(self, request: bytes) -> bool:
         """True when every byte was handed to the kernel.

@@ -19,7 +19,8 @@ from tests.unit.flowing import (
 )
 
 SLOTS = 8
-AT_ONCE, LATER = 1e-5, 1e-2
+# Seconds, as on a machine that has been up for a day.
+NOW, AT_ONCE, LATER = 86_400.0, 1e-5, 1e-2
 
 
 # --- the choice -----------------------------------------------------------------------
@@ -28,14 +29,16 @@ AT_ONCE, LATER = 1e-5, 1e-2
 def test_replies_that_come_quickly_are_waited_for_together() -> None:
     choice = Gathering(16)
     assert choice.count == 1
-    choice.note(1, AT_ONCE)
+    choice.note(1, NOW, NOW + AT_ONCE)
     assert choice.count == 2
     assert repr(choice) == "<Gathering 2 of at most 2>"
-    choice.note(1, LATER)
+    choice.note(1, NOW, NOW + LATER)
     assert choice.count == 1
     # As many together in that time are quick as well.
-    choice.note(1000, LATER)
+    choice.note(1000, NOW, NOW + LATER)
     assert choice.count == 2
+    choice.note(0, NOW, NOW)
+    assert choice.count == 1
 
 
 @pytest.mark.parametrize(
@@ -43,38 +46,29 @@ def test_replies_that_come_quickly_are_waited_for_together() -> None:
 )
 def test_few_of_those_in_flight_are_waited_for(in_flight: int, count: int) -> None:
     choice = Gathering(in_flight)
-    choice.note(1, AT_ONCE)
+    choice.note(1, NOW, NOW + AT_ONCE)
     assert choice.count == count
 
 
-def looks_of_rest(choice: Gathering) -> int:
-    """How many looks pass until replies are waited for together again."""
-    for count in range(10_000):
-        choice.note(1, AT_ONCE)
+def rest_of(choice: Gathering, now: float) -> float:
+    """Seconds, to a hundredth, from a failure until it waits for several again."""
+    choice.note_failure(now)
+    for hundredths in range(1000):
+        later = now + hundredths / 100 + AT_ONCE
+        choice.note(1, later - AT_ONCE, later)
         if choice.count > 1:
-            return count
+            return hundredths / 100
     pytest.fail("it rests for ever")
 
 
 def test_after_a_wait_in_vain_it_rests_and_longer_each_time() -> None:
     choice = Gathering(16)
-    rests = []
-    for _ in range(12):
-        choice.note_order(is_kept=False)
-        rests.append(looks_of_rest(choice) + 1)
-    assert rests[:4] == [16, 32, 64, 128]
-    assert rests[-3:] == [4096] * 3
-
-
-def test_it_rests_for_less_when_the_order_was_kept_for_a_while() -> None:
-    choice = Gathering(16)
-    for _ in range(3):
-        choice.note_order(is_kept=False)
-        looks_of_rest(choice)
-    for _ in range(1000):
-        choice.note_order(is_kept=True)
-    choice.note_order(is_kept=False)
-    assert looks_of_rest(choice) + 1 == 16
+    now, rests = NOW, []
+    for _ in range(9):
+        rests.append(rest_of(choice, now))
+        now += rests[-1] + LATER
+    assert rests == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+    assert rest_of(choice, now + 2.0 + 1.1) == 0.05
 
 
 # --- streams --------------------------------------------------------------------------
@@ -85,8 +79,7 @@ def gathers_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow replies are, and in whatever order they come."""
     monkeypatch.setattr(gathering, "_PART", 4)
     monkeypatch.setattr(gathering, "_QUICK", 1e9)
-    monkeypatch.setattr(gathering, "_SHORT_REST", 0)
-    monkeypatch.setattr(gathering, "_LONG_REST", 0)
+    monkeypatch.setattr(gathering, "_SHORT_REST", 0.0)
 
 
 @pytest.fixture
