@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +17,9 @@ from typing import Any
 
 from shmlane.errors import RegionError
 from shmlane.header import RegionHeader
+from shmlane.ports import HeldPort
 from shmlane.server import TritonServer
-from tests.apps.load import HOST, Client
+from tests.apps.load import Client
 from tests.polling import eventually
 from tests.sessions import SHM, region_files, registered
 
@@ -51,7 +51,9 @@ class Service:
         log: Path,
         **environment: str,
     ) -> None:
-        self.port = free_port()
+        # Until it listens, nobody else is given it.
+        self._held = HeldPort()
+        self.port = self._held.port
         self.server = server
         self._log = log
         with log.open("wb") as output:
@@ -153,13 +155,6 @@ class Service:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(_END_TIMEOUT)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def nothing_left(server: TritonServer, names: Iterable[str] | None = None) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from shmlane.errors import ServerStartFailed, UsageError
+from shmlane.ports import HeldPort
 from shmlane.server import TritonServer, demo_models, managed
-from shmlane.server.endpoints import free_ports
 from tests.machine import is_running, write_model, write_program
+from tests.unit.loopback import is_kept
 
 # --- addresses ------------------------------------------------------------------------
 
@@ -36,10 +37,28 @@ def test_what_is_no_port_is_refused(which: str, port: Any) -> None:
 
 
 def test_chosen_ports_are_used() -> None:
-    http, grpc = free_ports((0, 0))
-    with TritonServer(http_port=http, grpc_port=grpc) as server:
-        assert server.http_url == f"127.0.0.1:{http}"
-        assert server.grpc_url == f"127.0.0.1:{grpc}"
+    http, grpc = HeldPort(), HeldPort()
+    with TritonServer(http_port=http.port, grpc_port=grpc.port) as server:
+        assert server.http_url == f"127.0.0.1:{http.port}"
+        assert server.grpc_url == f"127.0.0.1:{grpc.port}"
+
+
+def test_nobody_is_given_the_ports_of_a_server_that_is_away() -> None:
+    server = TritonServer()
+    server.start()
+    server.kill()
+    assert is_kept(server.http_url)
+    assert is_kept(server.grpc_url)
+    server.start()
+    server.stop()
+    assert is_kept(server.http_url)
+
+
+def test_one_chosen_port_goes_with_one_that_was_given() -> None:
+    http = HeldPort()
+    with TritonServer(http_port=http.port) as server:
+        assert server.http_url == f"127.0.0.1:{http.port}"
+        assert server.call("/v2/health/ready")[0] == 200
 
 
 def test_a_free_port_that_is_taken_meanwhile_is_chosen_anew(

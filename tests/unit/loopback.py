@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import struct
@@ -36,6 +37,19 @@ def connected() -> Iterator[Wire]:
             peer, _ = listener.accept()
             with peer:
                 yield Wire(connection, peer)
+
+
+def is_kept(url: str) -> bool:
+    """Whether nobody listens there, and nobody else is given the port."""
+    host, _, port = url.rpartition(":")
+    with socket.socket() as client, socket.socket() as other:
+        if client.connect_ex((host, int(port))) != errno.ECONNREFUSED:
+            return False
+        try:
+            other.bind((host, int(port)))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+        return False
 
 
 def reset(peer: socket.socket) -> None:

@@ -49,6 +49,7 @@ from shmlane.testing import (
 from tests.polling import eventually
 from tests.raw_http import RawConnection, get
 from tests.sessions import Array, all_free, frame, region_files
+from tests.unit.loopback import is_kept
 
 NAME = "INPUT__0"
 OUTPUT = "OUTPUT__0"
@@ -348,6 +349,16 @@ def test_stopped_server_cannot_be_reached_until_it_starts(
         session.open()
     scripted.start()
     with session:
+        echo(session, 1.0)
+
+
+def test_nobody_is_given_the_port_of_a_stopped_server(
+    scripted: ScriptedServer,
+) -> None:
+    scripted.stop()
+    assert is_kept(scripted.url)
+    scripted.start()
+    with in_place(scripted) as session:
         echo(session, 1.0)
 
 

@@ -1,13 +1,12 @@
 """Where a server on this machine listens: loopback ports and Unix sockets.
 
-Owns choosing free ports, telling that an address is taken before a server trips over
-it, and removing the socket file that a dead server left. Refuses to remove a file that
-is not a socket, or a socket on which somebody listens.
+Owns telling that an address is taken before a server trips over it, and removing the
+socket file that a dead server left. Refuses to choose ports (`ports`), and to remove a
+file that is not a socket, or a socket on which somebody listens.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import stat
@@ -15,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shmlane.errors import ServerStartFailed, UsageError
+from shmlane.ports import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 _LONGEST_UNIX_PATH = 107
 _LARGEST_PORT = 65535
 
@@ -45,20 +44,6 @@ def checked_port(name: str, port: object) -> int:
             hint=f"Give a number up to {_LARGEST_PORT}, or 0 for any free port.",
         )
     return port
-
-
-def free_ports(wanted: tuple[int, int]) -> tuple[int, int]:
-    """The two ports, each 0 replaced by one that nobody listens on now."""
-    with contextlib.ExitStack() as held:
-
-        def pick(port: int) -> int:
-            if port:
-                return port
-            holder = held.enter_context(socket.socket())
-            holder.bind((LOOPBACK, 0))
-            return int(holder.getsockname()[1])
-
-        return pick(wanted[0]), pick(wanted[1])
 
 
 def refuse_taken_ports(ports: Iterable[int]) -> None:

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shmlane.errors import ServerStartFailed
+from shmlane.ports import LOOPBACK
 from shmlane.server import health
 from shmlane.server.cache import cache_root, make_once
-from shmlane.server.endpoints import LOOPBACK
 from shmlane.server.kept import KeptProcess, Leavings
 from shmlane.server.managed import Installation
 from shmlane.server.models import check_repository, serves_python

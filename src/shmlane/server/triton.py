@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from shmlane.errors import ServerStartFailed, ServerUnreachable, UsageError
+from shmlane.ports import LOOPBACK, HeldPort
 from shmlane.server.cache import cache_root, make_folder
 from shmlane.server.endpoints import (
-    LOOPBACK,
     checked_port,
     checked_socket_path,
     clear_socket,
-    free_ports,
     refuse_taken_ports,
 )
 from shmlane.server.health import Address, call, ready_models
@@ -42,9 +41,10 @@ class TritonServer:
     """A tritonserver that lives from `start` to `stop`, or as long as a `with` block.
 
     `model_repository` is one folder or several; without it the demo models `sink` and
-    `identity` are served. Port 0 picks a free one, the same over `restart`. With
-    `unix_socket` HTTP is served there and on no port: Triton has one HTTP address.
-    `extra_args` go to tritonserver as they are, after all others.
+    `identity` are served. Port 0 picks a free one, the same over `restart`, which is
+    kept from others while the server is away. With `unix_socket` HTTP is served there
+    and on no port: Triton has one HTTP address. `extra_args` go to tritonserver as they
+    are, after all others.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class TritonServer:
             checked_port("grpc_port", grpc_port),
         )
         self._ports: tuple[int, int] | None = None
+        # Those that it chose: while it does not run, nobody else is given them.
+        self._held: list[HeldPort] = []
         self._socket = checked_socket_path(unix_socket) if unix_socket else None
         self._extra_args = _checked_options(extra_args)
         self._start_timeout = start_timeout
@@ -201,10 +203,15 @@ class TritonServer:
 
     def _launch_on_free_ports(self) -> None:
         for tries_left in reversed(range(_PORT_TRIES)):
+            self._held = held = [HeldPort(), HeldPort()]
+            http, grpc = (
+                wanted or free.port
+                for wanted, free in zip(self._wanted_ports, held, strict=True)
+            )
             try:
-                return self._launch(free_ports(self._wanted_ports))
+                return self._launch((http, grpc))
             except ServerStartFailed as error:
-                # Another program may take a free port before the server binds it.
+                # Held is not taken: a program that wants this very port may have it.
                 taken = _PORT_TAKEN.search(str(error))
                 if not (taken and tries_left):
                     raise

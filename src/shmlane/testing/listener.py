@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable
 
 from ..errors import UsageError
+from ..ports import LOOPBACK, HeldPort
 
-LOOPBACK = "127.0.0.1"
 _BACKLOG = 128
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -25,46 +25,43 @@ class Address:
     """Where a server listens, the same over all its starts.
 
     That is the path of a Unix socket, or a port of loopback which the first start
-    chooses.
+    chooses, and which nobody else is given between two of them.
     """
 
     def __init__(self, unix_socket: str | os.PathLike[str] | None) -> None:
         self._path = None if unix_socket is None else os.path.abspath(unix_socket)
-        self._port = 0
+        self._held: HeldPort | None = None
 
     def __repr__(self) -> str:
-        return f"<Address {self._path or f'{LOOPBACK}:{self._port}'}>"
+        return f"<Address {self._path or self._held}>"
 
     @property
     def url(self) -> str:
         """What `Session` takes; valid from the first `listen` on."""
         if self._path is not None:
             return f"unix://{self._path}"
-        if not self._port:
+        if self._held is None:
             raise UsageError(
                 "this server has no address before it is started.",
                 hint="Use it in a with block, or call start().",
             )
-        return f"{LOOPBACK}:{self._port}"
+        return f"{LOOPBACK}:{self._held.port}"
 
     def listen(self) -> socket.socket:
         """A listening socket."""
-        listening = _listen(self._port, self._path)
-        if self._path is None:
-            self._port = listening.getsockname()[1]
-        return listening
+        if self._path is not None:
+            return _listen(socket.AF_UNIX, self._path)
+        if self._held is None:
+            self._held = HeldPort()
+        return _listen(socket.AF_INET, (LOOPBACK, self._held.port))
 
 
-def _listen(port: int, unix_socket: str | None) -> socket.socket:
-    family = socket.AF_INET if unix_socket is None else socket.AF_UNIX
+def _listen(family: int, address: str | tuple[str, int]) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
-        if unix_socket is None:
-            # Connections of a server that has ended do not keep its port.
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((LOOPBACK, port))
-        else:
-            listening.bind(unix_socket)
+        # The port is held, and connections of a server that has ended are on it.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
         listening.listen(_BACKLOG)
     except OSError:
         listening.close()
