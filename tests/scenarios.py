@@ -44,7 +44,7 @@ from tests.worlds import (
 
 # Too short for a server that holds a request, long enough for that to be sent where
 # many share a core.
-_SHORT = 0.25
+SHORT = 0.25
 
 # --- scenarios on a scripted server ---------------------------------------------------
 
@@ -108,7 +108,7 @@ def a_reply_that_does_not_come_in_time_is_late(world: Scripted) -> None:
     with world.client() as client:
         serves_right(client)
         with world.server.hold():
-            fails(client.ask(frames(1, 2), timeout=_SHORT), InferTimeout)
+            fails(client.ask(frames(1, 2), timeout=SHORT), InferTimeout)
             assert client.stats().late == 2
         serves_right(client)
         assert client.stats().late_replies == 2
@@ -146,7 +146,7 @@ def a_large_request_that_nobody_reads_ends_in_time(world: Scripted) -> None:
         are_right(client.ask(frames(1), options=large), frames(1))
         (link,) = proxy.links
         link.requests.change(is_stalled=True)
-        fails(client.ask(frames(1), options=large, timeout=2 * _SHORT), InferTimeout)
+        fails(client.ask(frames(1), options=large, timeout=2 * SHORT), InferTimeout)
         serves_right(client)
         assert client.stats().drains == 0
 
@@ -155,7 +155,7 @@ def over_the_wire_no_slot_waits_for_a_late_reply(world: Scripted) -> None:
     with world.client(memory="wire") as client:
         serves_right(client)
         with world.server.hold():
-            fails(client.ask(frames(1, 2), timeout=_SHORT), InferTimeout)
+            fails(client.ask(frames(1, 2), timeout=SHORT), InferTimeout)
             all_come_back(client)
         serves_right(client)
         assert client.stats().late_replies == 0
@@ -225,7 +225,7 @@ def a_server_that_restarted_is_told_of_the_memory_again(world: Scripted) -> None
 
 
 def a_server_that_is_away_is_named_and_may_return(world: Scripted) -> None:
-    with world.client(connect=0.1) as client:
+    with world.client() as client:
         world.server.stop()
         for error in fails(client.ask(frames(1, 2), timeout=0.3), Exception):
             assert isinstance(error, ServerUnreachable | InferTimeout)
@@ -329,7 +329,7 @@ def steps_of_a_sequence_are_sent_in_order_and_none_overtakes(world: Scripted) ->
     steps += [RequestOptions(sequence_id=5) for _ in range(4)]
     with world.client("noting") as client:
         with world.server.hold():
-            first = client.ask(frames(0), options=steps[0], timeout=_SHORT)
+            first = client.ask(frames(0), options=steps[0], timeout=SHORT)
             fails(first, InferTimeout)
             world.server.wait_for(1)
             second = client.begin(frames(1), options=steps[1])

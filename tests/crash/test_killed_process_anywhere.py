@@ -1,4 +1,7 @@
-"""A process killed at every step of sharing: its slots come back, with right values."""
+"""A process killed at every step of sharing: its slots come back, with right values.
+
+In a folder in place of /dev/shm, as in `test_killed_anywhere`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,16 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from shmlane import HandoffExpired, Session, SlotRef, Timeouts
+from shmlane import HandoffExpired, Session, SlotRef, Timeouts, regions
 from shmlane.inventory import clean_up
 from shmlane.testing import ScriptedServer, sink_model
 from tests.polling import eventually
 from tests.sessions import all_free
 from tests.unit.children import Child, started
-from tests.unit.one_slot import files_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
 
@@ -25,8 +28,9 @@ PROCESSES = """
 import os, signal, sys
 import numpy as np
 import shmlane
-from shmlane import Session, SessionHandle, SlotRef
+from shmlane import Session, SessionHandle, SlotRef, regions
 
+regions.SHM_DIRECTORY = sys.argv[2]
 STEPS = {
     "send", "recv", "link", "unlink", "posix_fallocate", "flock", "fcntl", "pack_into",
     "state", "handoff", "naming", "begin", "withdraw",
@@ -97,14 +101,20 @@ MOST_STEPS = 1000
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
-    with ScriptedServer([sink_model()]) as server:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[ScriptedServer]:
+    with ScriptedServer([sink_model()], shm_directory=folder) as server:
         yield server
 
 
 @pytest.fixture
-def processes(server: ScriptedServer) -> Iterator[Child]:
-    with started(PROCESSES, server.url) as processes:
+def processes(folder: Path, server: ScriptedServer) -> Iterator[Child]:
+    with started(PROCESSES, server.url, str(folder)) as processes:
         assert processes.hear() == ""
         yield processes
 
@@ -121,7 +131,7 @@ def is_quiet(before: int) -> bool:
 
 
 def test_a_borrower_killed_anywhere_leaves_its_home_whole(
-    server: ScriptedServer, processes: Child
+    folder: Path, server: ScriptedServer, processes: Child
 ) -> None:
     shapes = {"INPUT__0": (1, 1, 1, 4)}
     with Session(server.url, "sink", slots=2, shapes=shapes) as home:
@@ -147,12 +157,12 @@ def test_a_borrower_killed_anywhere_leaves_its_home_whole(
         names = {name for name in server.regions if ref.region in name}
         assert len(names) == 2
     assert clean_up(only=server.url).kept == {}
-    assert not files_of(server)
+    assert not list(folder.iterdir())
     assert not server.regions
 
 
 def test_a_home_killed_anywhere_leaves_its_borrower_what_it_has(
-    server: ScriptedServer, processes: Child
+    folder: Path, server: ScriptedServer, processes: Child
 ) -> None:
     before = threading.active_count()
     timeouts = Timeouts(infer=10.0)
@@ -184,12 +194,12 @@ def test_a_home_killed_anywhere_leaves_its_borrower_what_it_has(
         assert borrower.stats().registrations == own + 1
     eventually(lambda: is_quiet(before))
     assert clean_up(only=server.url).kept == {}
-    assert not files_of(server)
+    assert not list(folder.iterdir())
     assert not server.regions
 
 
 def test_a_claimant_killed_anywhere_leaves_its_slots_to_others(
-    server: ScriptedServer, processes: Child
+    folder: Path, server: ScriptedServer, processes: Child
 ) -> None:
     shapes = {"INPUT__0": (1, 1, 1, 4)}
     with Session(server.url, "sink", slots=1, shapes=shapes) as sharer:
@@ -213,12 +223,12 @@ def test_a_claimant_killed_anywhere_leaves_its_slots_to_others(
         assert code == "0"
         assert step > 60
     assert clean_up(only=server.url).kept == {}
-    assert not files_of(server)
+    assert not list(folder.iterdir())
     assert not server.regions
 
 
 def test_nothing_is_left_of_a_sharer_killed_anywhere(
-    server: ScriptedServer, processes: Child
+    folder: Path, server: ScriptedServer, processes: Child
 ) -> None:
     before = threading.active_count()
     for step in range(MOST_STEPS):
@@ -229,7 +239,7 @@ def test_nothing_is_left_of_a_sharer_killed_anywhere(
         assert code == "-9"
         eventually(lambda: is_quiet(before))
         assert clean_up(only=server.url).kept == {}
-        assert not files_of(server), step
+        assert not list(folder.iterdir()), step
         assert not server.regions, step
     assert code == "0"
     assert step > 60

@@ -5,6 +5,9 @@ Owns no fixture. pytest-randomly prints its seed, and Hypothesis uses the same o
 deadline: other programs share the cores, and a slow example says nothing. Long tests
 come first, so that others run beside them.
 
+A program that starts in the background may be told to ignore Ctrl-C, and all that it
+starts with it. Here it is heard: many tests press it.
+
 Many tests collect garbage, some at every instruction of an operation. What importing
 and collecting the tests has made stays until the end, so the collector is told to pass
 it over: otherwise each of these collections looks at a million objects that cannot go.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import signal
 
 import hypothesis.core
 import pytest
@@ -24,6 +28,8 @@ hypothesis.settings.load_profile("shmlane")
 
 @pytest.hookimpl(trylast=True)  # after pytest-randomly has drawn its seed
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     seed = config.getoption("randomly_seed", None)
     if isinstance(seed, int) and hypothesis.core.global_force_seed is None:
         # Declared as None there; what --hypothesis-seed sets is an int as well.

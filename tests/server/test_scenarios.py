@@ -33,12 +33,14 @@ from tests.flavours_async import (
 )
 from tests.scenarios import (
     SCENARIOS,
+    SHORT,
     steps_of_a_sequence_are_sent_in_order_and_none_overtakes,
     views_keep_their_slot_and_others_get_spare_ones,
     views_outlive_their_session,
 )
-from tests.sessions import registered
+from tests.sessions import frame, registered, stopped
 from tests.worlds import (
+    INPUT,
     OUTPUT,
     Flavour,
     Scripted,
@@ -116,21 +118,10 @@ def tensors_can_go_over_the_wire(world: World) -> None:
         assert client.stats().shared_bytes == 0
 
 
-def a_slow_model_is_not_waited_for_longer_than_said(world: World) -> None:
-    slow = RequestOptions(parameters={"delay_ms": 500})
-    with world.client() as client:
-        client.warm_up()
-        fails(client.ask(frames(1, 2), options=slow, timeout=0.2), InferTimeout)
-        assert client.stats().late == 2
-        serves_right(client)
-        assert client.stats().late_replies == 2
-
-
 REAL: list[Callable[[World], None]] = [
     many_requests_get_the_right_values,
     shapes_may_change_and_grow,
     tensors_can_go_over_the_wire,
-    a_slow_model_is_not_waited_for_longer_than_said,
 ]
 
 
@@ -161,6 +152,21 @@ def test_real(
 ) -> None:
     scenario(World(flavour, server.http_url))
     assert server.is_alive
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_real_server_that_stands_still_is_not_waited_for_longer_than_said(
+    own_server: TritonServer, flavour: Flavour
+) -> None:
+    world, shape = World(flavour, own_server.http_url), frame(0).shape
+    with world.client(shapes={INPUT: shape}, outputs={OUTPUT: shape}) as client:
+        # Nothing is to be connected or registered any more.
+        client.warm_up()
+        with stopped(own_server):
+            fails(client.ask(frames(1, 2), timeout=SHORT), InferTimeout)
+            assert client.stats().late == 2
+        serves_right(client)
+        assert client.stats().late_replies == 2
 
 
 def test_a_real_server_that_restarts_is_told_of_the_memory_again(

@@ -23,6 +23,7 @@ from tests.sessions import (
     all_free,
     asking,
     fill,
+    frame,
     open_sink,
     registered,
     sent_to,
@@ -113,10 +114,10 @@ def test_a_model_that_was_unloaded_is_named_and_may_return(
 def test_a_server_that_is_away_is_named_and_may_return(
     own_server: TritonServer,
 ) -> None:
-    with open_sink(own_server, connect=0.1) as session:
+    with open_sink(own_server) as session:
         own_server.kill()
         with pytest.raises(ServerUnreachable, match=own_server.http_url) as it:
-            sink(session, 1)
+            session.infer({"INPUT__0": frame(1)}, timeout=0.2)
         assert it.value.retryable
         assert all_free(session).lost == 0
         own_server.start()
@@ -136,10 +137,10 @@ def test_a_server_that_comes_back_in_time_is_waited_for(
 
 def test_opening_can_wait_for_the_server(own_server: TritonServer) -> None:
     own_server.kill()
-    limits = Timeouts(connect=0.05)
-    session = Session(own_server.http_url, "sink", timeouts=limits)
+    hasty, limits = Timeouts(connect=0.05), Timeouts(connect=0.5)
     with pytest.raises(ServerUnreachable, match=own_server.http_url):
-        session.open()
+        Session(own_server.http_url, "sink", timeouts=hasty).open()
+    session = Session(own_server.http_url, "sink", timeouts=limits)
     with pytest.raises(ServerUnreachable, match=own_server.http_url):
         session.open(wait=0.2)
     with ThreadPoolExecutor(1) as pool:

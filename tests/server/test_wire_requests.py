@@ -14,7 +14,6 @@ import pytest
 
 from shmlane import (
     InferFailed,
-    InferTimeout,
     RequestLost,
     Session,
     TensorMismatch,
@@ -22,6 +21,7 @@ from shmlane import (
 )
 from shmlane.server import TritonServer
 from tests.fault_proxy import FaultProxy, How
+from tests.patience import given_up
 from tests.sessions import (
     Array,
     all_free,
@@ -277,8 +277,7 @@ def test_a_late_reply_is_nobodys_answer(own_server: TritonServer) -> None:
         assert sink(session, 1) == 1
         with stopped(own_server), session.lease() as lease:
             fill(lease, 2)
-            with pytest.raises(InferTimeout):
-                lease.infer(timeout=0.05)
+            given_up(lambda limit: lease.infer(timeout=limit))
         for value in range(3, 9):
             assert sink(session, value) == value
         all_free(session)

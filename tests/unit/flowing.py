@@ -12,14 +12,17 @@ import os
 import select
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
-from shmlane import Lease, Result, Session, Timeouts
+from shmlane import Lease, Result, Session, Timeouts, flights, streams
 from shmlane.futures import OwnedResult
 from shmlane.inventory import clean_up
 from shmlane.receiver import Receiver
@@ -191,6 +194,13 @@ def is_idle(session: Session) -> None:
     """No thread of the session runs any more."""
     receiver = receiver_of(session)
     eventually(lambda: not receiver.is_busy, lambda: f"{receiver!r} is idle")
+
+
+def let_time_pass(monkeypatch: pytest.MonkeyPatch, seconds: float = 2 * LIMIT) -> None:
+    """As if whoever keeps the time of requests had not run for so long."""
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
+    for module in (flights, streams):
+        monkeypatch.setattr(module, "time", later)
 
 
 # --- the process ----------------------------------------------------------------------

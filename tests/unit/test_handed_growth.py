@@ -92,7 +92,7 @@ def test_a_borrower_that_gives_up_leaves_what_it_grew_out_of_to_the_home(
         with home.lease() as lease:
             lease.write(INPUT, np.full((1, 1, 1, 100), 1, np.float32))
             ref = lease.detach()
-        with one_slot(server.url, limit=0.2) as borrower, borrower.adopt(ref) as lease:
+        with one_slot(server.url, limit=1.0) as borrower, borrower.adopt(ref) as lease:
             lease.write(INPUT, np.full((1, 1, 1, 5000), 2, np.float32))
             server.script(Delay(go))
             with pytest.raises(InferTimeout):

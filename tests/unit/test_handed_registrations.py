@@ -50,7 +50,7 @@ def test_whoever_has_the_slot_next_uses_another_name(
     go = threading.Event()
     with (
         session(server) as home,
-        session(server, infer=0.3) as hasty,
+        session(server, infer=0.5) as hasty,
         session(server) as another,
     ):
         with home.lease() as lease:
@@ -88,7 +88,7 @@ def test_borrowers_that_gave_up_leave_names_and_keys_that_nobody_uses_again(
             with home.lease() as lease:
                 fill(lease, LARGE, value)
                 ref = lease.detach()
-            with session(server, infer=0.2) as borrower:
+            with session(server, infer=0.5) as borrower:
                 server.script(Delay(go))
                 with borrower.adopt(ref) as lease, pytest.raises(InferTimeout):
                     lease.infer()

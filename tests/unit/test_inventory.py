@@ -13,6 +13,7 @@ import pytest
 from shmlane import regions
 from shmlane.inventory import ANY_SERVER, clean_up, list_regions
 from shmlane.testing import Answer, Close, Delay, ScriptedServer, Status, sink_model
+from tests.polling import eventually
 from tests.unit.dead_regions import left_behind, register
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
@@ -105,6 +106,7 @@ def test_a_server_that_failed_once_is_not_asked_again(
     assert cleaned.files == []
     assert sorted(cleaned.kept) == sorted(names)
     assert set(cleaned.kept.values()) == {f"its server {server.url} does not answer"}
+    eventually(lambda: server.requests, "the first request is read")
     assert len(server.requests) == 1
     go.set()
     assert sorted(clean_up().files) == sorted(names)

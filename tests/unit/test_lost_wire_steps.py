@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from shmlane import InferTimeout, RequestLost, RequestOptions, Session
+from shmlane import RequestLost, RequestOptions, Session
 from shmlane.inventory import clean_up
 from shmlane.testing import Close, Delay, ScriptedServer
+from tests.patience import given_up
 from tests.polling import eventually
 from tests.unit.asked import asked, scores, session_on
 from tests.unit.one_slot import files_of
@@ -40,8 +41,7 @@ def end(server: ScriptedServer) -> None:
 
 
 def give_up_on_a_step(session: Session, options: RequestOptions) -> None:
-    with pytest.raises(InferTimeout):
-        step(session, options, timeout=0.05)
+    given_up(lambda limit: step(session, options, timeout=limit))
     assert session.stats().late == 1
 
 
@@ -115,8 +115,8 @@ def test_a_session_over_the_wire_need_not_wait_for_a_late_step_to_close() -> Non
             # The second time there is nothing to wait for either.
             begun = time.monotonic()
             session.close()
-            assert time.monotonic() - begun < 1.0
-            assert server.in_model == 1
+            assert time.monotonic() - begun < 5.0
+            server.wait_for(1)
         eventually(lambda: server.in_model == 0)
         assert session.stats().late_replies == 0
 

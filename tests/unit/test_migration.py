@@ -316,7 +316,7 @@ def test_a_lent_lease_that_is_dropped_comes_back_too(session: Session) -> None:
 
 
 def test_a_session_may_close_while_a_slot_is_lent(server: ScriptedServer) -> None:
-    session = one_slot(server.url, limit=0.2).open()
+    session = one_slot(server.url, limit=1.0).open()
     lease = session.lease()
     lease.write(INPUT, frame(3))
     inputs, outputs = lease.triton_inputs(), lease.triton_outputs()

@@ -19,6 +19,7 @@ from shmlane import (
     Session,
 )
 from shmlane.testing import Close, Delay, ScriptedServer
+from tests.patience import given_up
 from tests.polling import eventually
 from tests.unit.asked import Repeat, asked, count_of, scores, session_on
 
@@ -47,8 +48,7 @@ def give_up_on_a_step(
     """A step that the server works on until the event is set."""
     reply = threading.Event()
     server.script(Delay(reply))
-    with pytest.raises(InferTimeout):
-        step(session, options, timeout=0.05)
+    given_up(lambda limit: step(session, options, timeout=limit))
     server.wait_for(1)
     return reply
 

@@ -239,6 +239,7 @@ def test_leaving_early_leaves_slots_late_that_come_back(
     eventually(lambda: session.stats().in_flight == 0)
     assert session.stats().late <= SLOTS
     eventually(lambda: session.stats().free >= SLOTS - 1)
+    server.wait_for(1)
     sent = len(asked(server))
     go.set()
     all_free(session)

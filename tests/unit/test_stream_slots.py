@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from shmlane import (
-    InferTimeout,
     Lease,
     LeaseExpired,
     PoolClosed,
@@ -25,6 +23,7 @@ from shmlane import (
     streams,
 )
 from shmlane.testing import Answer, Truncate
+from tests.patience import given_up
 from tests.polling import eventually
 from tests.sessions import Array, all_free
 from tests.unit.asked import asked
@@ -37,6 +36,7 @@ from tests.unit.flowing import (
     fill,
     flowing,
     item,
+    let_time_pass,
     number_of,
     outcome,
     unharmed,
@@ -202,11 +202,10 @@ def test_the_next_item_has_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     """Also where the reply before it was found only when its time was up."""
     monkeypatch.setattr(board, "_MOST_AT_ONCE", 1)
     with flowing(slots=SLOTS) as (_, session):
-        stream = session.stream(range(40), write=fill, read=number_of, timeout=0.3)
+        stream = session.stream(range(40), write=fill, read=number_of, timeout=LIMIT)
         assert next(stream) == 0
         eventually(lambda: all_came(session), "all replies have come")
-        until = time.monotonic() + 0.4
-        eventually(lambda: time.monotonic() > until)
+        let_time_pass(monkeypatch)
         assert list(stream) == list(range(1, 40))
 
 
@@ -279,8 +278,7 @@ def test_an_item_may_be_sent_once_more_and_given_up(gates: Gates) -> None:
         value = number_of(number, result)
         if number == 2:
             fill(leases[2], 2.5)
-            with pytest.raises(InferTimeout):
-                leases[2].infer(timeout=0.05)
+            given_up(lambda limit: leases[2].infer(timeout=limit))
             gate.set()
         return value
 

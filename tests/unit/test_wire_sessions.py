@@ -22,6 +22,7 @@ from shmlane import (
     TensorMismatch,
 )
 from shmlane.testing import Close, ScriptedServer, Status
+from tests.patience import given_up
 from tests.polling import eventually
 from tests.sessions import Array
 from tests.unit.asked import asked, doubling, scores, session_on, slots_of
@@ -193,11 +194,11 @@ def test_a_slot_is_free_at_once_when_its_caller_gives_up(
     server, session = pair
     with server.hold():
         for number in range(5):
-            with pytest.raises(InferTimeout):
-                ask(session, np.ones(3, np.float32), timeout=0.02)
+            given_up(lambda limit: ask(session, np.ones(3, np.float32), timeout=limit))
             stats = session.stats()
             assert (stats.free, stats.late, stats.lost) == (2, 0, 0)
-            assert server.in_model == number + 1
+            # It runs on, for nobody.
+            server.wait_for(number + 1)
     for value in range(4):
         ask(session, np.full(3, value, np.float32))
     eventually(lambda: server.in_model == 0)
