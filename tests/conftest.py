@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shmlane import engine
 from shmlane.server import TritonServer, managed
 from tests.polling import eventually
 from tests.sessions import is_own, region_files
@@ -51,6 +52,15 @@ def unix_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServ
     with TritonServer(unix_socket=path) as server:
         yield server
         server.kill()
+
+
+@pytest.fixture
+def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens a session waits until the dead are cleaned up after.
+
+    Else half a second is enough, which servers on a busy machine may need.
+    """
+    monkeypatch.setattr(engine, "_CLEAN_LIMIT", 10.0)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.sessions import (
     stopped,
 )
 
-pytestmark = pytest.mark.usefixtures("no_leftovers")
+pytestmark = pytest.mark.usefixtures("no_leftovers", "thorough")
 
 # Holds a lease whose input has grown, and infers once for each line that it is sent.
 CLIENT = """

@@ -19,7 +19,10 @@ from shmlane.testing import ScriptedServer, sink_model
 from tests.polling import eventually
 from tests.unit.children import Child, started
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm"),
+    pytest.mark.usefixtures("thorough"),
+]
 
 # For each number that it is told, a child of it lives until its step of that number.
 CLIENTS = """

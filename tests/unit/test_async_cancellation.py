@@ -260,11 +260,19 @@ async def test_cancelled_before_the_connection_breaks_the_slot_is_drained(
 async def test_a_time_limit_of_asyncio_ends_it_as_cancelling_does(
     server: ScriptedServer,
 ) -> None:
+    async def end(limit: asyncio.Timeout) -> None:
+        await comes(lambda: server.in_model == 1, "it is in the model")
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    async def ask(session: AsyncSession) -> None:
+        async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
+            tasks.create_task(end(limit))
+            await echo(session, 1)
+
     async with asking(server.url) as session:
         with server.hold():
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await echo(session, 1)
+                await ask(session)
             assert state(session) == "late"
         await serves_right(session)
 

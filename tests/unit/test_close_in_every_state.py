@@ -35,6 +35,9 @@ from tests.unit.one_slot import (
     state,
 )
 
+# Closing waits no longer than requests do, and should not wait long here.
+_LIMIT, _PATIENCE = 0.2, 10.0
+
 Way = Callable[[ScriptedServer, Session], contextlib.AbstractContextManager[Array]]
 
 
@@ -42,7 +45,7 @@ Way = Callable[[ScriptedServer, Session], contextlib.AbstractContextManager[Arra
 def free(_server: ScriptedServer, session: Session) -> Iterator[Array]:
     with session.lease() as lease:
         fill(lease, 1.0)
-        copy = lease.infer().copy()[OUTPUT]
+        copy = lease.infer(timeout=_PATIENCE).copy()[OUTPUT]
     yield copy
 
 
@@ -50,7 +53,7 @@ def free(_server: ScriptedServer, session: Session) -> Iterator[Array]:
 def leased(_server: ScriptedServer, session: Session) -> Iterator[Array]:
     with session.lease() as lease:
         view = fill(lease, 1.0)
-        lease.infer()
+        lease.infer(timeout=_PATIENCE)
         yield view
 
 
@@ -84,7 +87,7 @@ def lost(server: ScriptedServer, session: Session) -> Iterator[Array]:
         server.hold()
         server.script(Close())
         with pytest.raises(RequestLost):
-            lease.infer()
+            lease.infer(timeout=_PATIENCE)
         server.wait_for(1)
     yield view
 
@@ -93,17 +96,18 @@ def lost(server: ScriptedServer, session: Session) -> Iterator[Array]:
 def pinned(_server: ScriptedServer, session: Session) -> Iterator[Array]:
     with session.lease() as lease:
         view = fill(lease, 1.0)
-        lease.infer()
+        lease.infer(timeout=_PATIENCE)
     yield view
 
 
+@pytest.mark.usefixtures("thorough")
 @pytest.mark.parametrize("way", [free, leased, in_flight, late, lost, pinned])
 @pytest.mark.parametrize("wait", [True, False])
 @pytest.mark.parametrize("version", ["2.49.0", "2.51.0", "2.53.0"])
 def test_closing_is_harmless(version: str, wait: bool, way: Way) -> None:
     server = ScriptedServer([identity_model()], version=version)
     with server:
-        session = one_slot(server.url, limit=0.2).open()
+        session = one_slot(server.url, limit=_LIMIT).open()
         with way(server, session) as view:
             # An old server has no lost slots: they are given up at once.
             expected = way.__name__

@@ -23,7 +23,7 @@ from tests.unit.scripted import SMALL
 
 
 @pytest.fixture
-def server() -> Iterator[ScriptedServer]:
+def server(thorough: None) -> Iterator[ScriptedServer]:
     with ScriptedServer([sink_model()]) as server:
         yield server
         # The next session cleans up after all others.
@@ -33,15 +33,22 @@ def server() -> Iterator[ScriptedServer]:
         assert not server.regions
 
 
-def session_at(server: ScriptedServer) -> Session:
+def session_at(
+    server: ScriptedServer, *, connect: float = 10.0, infer: float = 10.0
+) -> Session:
     return Session(
         server.url,
         "sink",
         slots=2,
         shapes={"INPUT__0": (1, 1, 1, 4)},
-        timeouts=Timeouts(connect=0.3, infer=0.3),
+        timeouts=Timeouts(connect=connect, infer=infer),
         region=SMALL,
     )
+
+
+def hasty(server: ScriptedServer, *, connect: float = 0.3) -> Session:
+    """One that does not wait long for a server that is silent."""
+    return session_at(server, connect=connect, infer=0.3)
 
 
 def keys(server: ScriptedServer) -> set[str]:
@@ -65,7 +72,7 @@ def go(server: ScriptedServer) -> Iterator[threading.Event]:
 def test_files_stay_while_the_server_may_know_them(
     server: ScriptedServer, go: threading.Event
 ) -> None:
-    with session_at(server) as session:
+    with hasty(server) as session:
         ask(session)
         server.script(Delay(go), path="/unregister")
     assert set(files_of(server)) == keys(server)
@@ -74,7 +81,7 @@ def test_files_stay_while_the_server_may_know_them(
 def test_files_stay_whose_registration_was_taken_back_only_in_part(
     server: ScriptedServer, go: threading.Event
 ) -> None:
-    with session_at(server) as session:
+    with hasty(server) as session:
         ask(session)
         server.script(Delay(0), Delay(go), path="/unregister")
     assert len(server.regions) == 1
@@ -84,7 +91,7 @@ def test_files_stay_whose_registration_was_taken_back_only_in_part(
 def test_an_outgrown_file_stays_while_the_server_may_know_it(
     server: ScriptedServer, go: threading.Event
 ) -> None:
-    with session_at(server) as session:
+    with hasty(server) as session:
         ask(session, size=2000)
         server.script(Delay(go), path="/unregister")
         with pytest.raises(InferTimeout):
@@ -99,7 +106,7 @@ def test_files_stay_when_opening_fails_after_a_registration(
     server.script(Delay(0), Delay(go), path="/register")
     server.script(Delay(go), path="/unregister")
     with pytest.raises(ServerUnreachable):
-        session_at(server).open()
+        hasty(server).open()
     assert set(files_of(server)) == keys(server)
 
 
@@ -121,7 +128,7 @@ def test_a_registration_that_comes_while_opening_fails_is_taken_back(
     faults: list[Fault] = [Delay(0)] * before
     server.script(*faults, Answer(register_late), path="/unregister")
     with pytest.raises(ServerUnreachable):
-        session_at(server).open()
+        hasty(server).open()
     assert asked
     # On a slow machine the answer may come too late: then the files stay, and tell what
     # to take back. What must not be is a registration without its file.
@@ -145,7 +152,7 @@ def test_files_stay_while_the_server_works_on_a_lost_request(
 
 
 def test_files_go_at_once_where_no_server_is(server: ScriptedServer) -> None:
-    with session_at(server) as session:
+    with session_at(server, connect=0.3) as session:
         ask(session)
         server.stop()
     assert not files_of(server)
@@ -159,7 +166,7 @@ def test_nothing_stays_of_a_slot_that_comes_back_as_the_session_closes(
     monkeypatch: pytest.MonkeyPatch,
     wait: bool,
 ) -> None:
-    session = session_at(server).open()
+    session = hasty(server, connect=10.0).open()
     closing = threading.Thread(target=session.close, kwargs={"wait": wait})
     give_back = session._ensure_open().receiver._give_back
 
@@ -186,7 +193,7 @@ def test_nothing_stays_of_a_session_that_is_collected_as_a_slot_comes_back(
     """By the very thread that is about to give the slot back."""
 
     def drop_a_session() -> None:
-        session = session_at(server).open()
+        session = hasty(server, connect=10.0).open()
         receiver = session._ensure_open().receiver
         give_back = receiver._give_back
 
@@ -220,7 +227,7 @@ def test_nothing_stays_of_a_session_that_is_collected_as_a_slot_comes_back(
 def test_files_stay_of_a_session_that_is_collected_while_the_server_works(
     server: ScriptedServer, go: threading.Event
 ) -> None:
-    session = session_at(server).open()
+    session = hasty(server, connect=10.0).open()
     server.script(Delay(go))
     with pytest.raises(InferTimeout):
         ask(session)
@@ -252,7 +259,7 @@ def test_closing_asks_the_server_for_nothing_while_leases_hold_everything(
 def test_views_of_a_session_that_left_its_files_stay_valid(
     server: ScriptedServer, go: threading.Event
 ) -> None:
-    with session_at(server) as session:
+    with hasty(server) as session:
         with session.lease() as lease:
             view = lease["INPUT__0"]
             view[...] = 7
