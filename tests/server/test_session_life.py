@@ -100,14 +100,14 @@ def test_a_closed_session_stays_closed(server: TritonServer, opened: bool) -> No
 
 
 def test_a_closed_session_gives_its_memory_back(server: TritonServer) -> None:
-    # Sessions of other fixtures may still be open.
+    # Sessions of other fixtures may still be open, and those of earlier tests end.
     gc.collect()
     others = mapped_region_bytes()
     with Session(server.http_url, "sink", slots=2) as session:
         sink(session, 1, size=100_000)
         assert mapped_region_bytes() - others > 400_000
     gc.collect()
-    assert mapped_region_bytes() == others
+    assert mapped_region_bytes() <= others
 
 
 def mapped_region_bytes() -> int:
@@ -180,7 +180,8 @@ def test_requests_leave_no_memory_and_no_descriptors(server: TritonServer) -> No
         use(session, 10_000)
         after = tracemalloc.take_snapshot(), descriptors(os.getpid())
         tracemalloc.stop()
-        assert after[1] == before[1]
+        # There may be fewer: what earlier tests had may end only now.
+        assert after[1] <= before[1]
         # The server closes what it has closed to others in its own time.
         eventually(lambda: descriptors(server.pid) <= held, "it holds no more")
         grown = after[0].compare_to(before[0], "filename")
@@ -207,5 +208,5 @@ def test_sessions_come_and_go_without_descriptors_left(server: TritonServer) -> 
     for value in range(20):
         with Session(server.http_url, "sink", slots=2) as session:
             assert sink(session, value, size=2000) == value
-    assert descriptors(os.getpid()) == mine
+    assert descriptors(os.getpid()) <= mine
     eventually(lambda: descriptors(server.pid) <= servers, "it holds no more")

@@ -216,7 +216,8 @@ def test_what_it_opened_is_closed_with_it(lines: list[Line]) -> None:
     board: Board[str] = Board()
     board.expect(lines[0], "a")
     board.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    # There may be fewer: what earlier tests had may end only now.
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_without_descriptors_nothing_stays_of_it(
@@ -229,7 +230,8 @@ def test_without_descriptors_nothing_stays_of_it(
     monkeypatch.setattr(socket, "socketpair", refuse)
     with pytest.raises(OSError, match="Too many"):
         Board()
-    assert len(os.listdir("/proc/self/fd")) == before
+    # There may be fewer: what earlier tests had may end only now.
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_connections_that_were_closed_are_not_kept(board: Board[str]) -> None:

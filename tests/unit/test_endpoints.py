@@ -295,10 +295,11 @@ def test_an_address_that_cannot_be_asked_is_not_called_deserted(
 
 def test_a_failed_attempt_leaves_no_descriptor(tmp_path: Path) -> None:
     for url in (f"unix://{tmp_path}/none", f"unix://{tmp_path}"):
-        before = os.listdir("/proc/self/fd")
+        before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(OSError, match=r"No such file|refused"):
             Endpoint.parse(url).connect(SHORT)
-        assert os.listdir("/proc/self/fd") == before
+        # There may be fewer: what earlier tests had may end only now.
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_process_without_descriptors_is_told_which_limit_it_met() -> None:

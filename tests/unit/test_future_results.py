@@ -208,8 +208,8 @@ def test_a_thousand_futures_leave_no_descriptor_and_no_thread() -> None:
         futures = [session.submit(item(number)) for number in range(1000)]
         assert [answer(future) for future in futures] == list(range(1000))
         is_idle(session)
-        assert open_descriptors() <= before
-        assert threading.active_count() <= threads
+        eventually(lambda: open_descriptors() <= before, "descriptors are closed")
+        eventually(lambda: threading.active_count() <= threads, "threads have ended")
         assert session.stats().connections == 8
 
 

@@ -186,13 +186,15 @@ def test_nothing_happens_before_the_first_result_is_asked_for(shared: Pair) -> N
     source = Source()
     before = open_descriptors()
     stream = session.stream(source, write=fill, workers=2)
-    assert (source.fetched, asked(server), open_descriptors()) == (0, [], before)
+    assert (source.fetched, asked(server)) == (0, [])
+    # There may be fewer: what earlier tests had may end only now.
+    assert open_descriptors() <= before
     stream.close()
     assert list(stream) == []
     assert (source.fetched, asked(server)) == (0, [])
     # Also one that is only dropped.
     session.stream(source, write=fill)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_no_more_items_are_fetched_than_may_wait(shared: Pair) -> None:
