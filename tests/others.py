@@ -11,10 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import pytest
+
+from shmlane import SlotRef
 
 _TIMEOUT = 60.0
 
@@ -87,6 +89,21 @@ class Other:
     def ask(self, line: str) -> Any:
         self.tell(line)
         return self.hear()
+
+    def adopt(self, detach: Callable[[], SlotRef]) -> SlotRef:
+        """Have its `session` adopt what `detach` gives; `lease` is its name there.
+
+        Again where the time for it was over: it may not have run meanwhile.
+        """
+        while True:
+            ref = detach()
+            try:
+                self.ask(f"lease = session.adopt(SlotRef.parse({str(ref)!r}))")
+            except Told as error:
+                if error.kind != "HandoffExpired":
+                    raise
+            else:
+                return ref
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -319,17 +320,23 @@ def test_a_decoder_fills_and_consumers_send_and_any_may_be_killed(
 
 def test_a_stopped_borrower_keeps_its_slot(server: TritonServer) -> None:
     # Not dead: whatever it does when it goes on, it does to memory of its own.
-    timeouts = Timeouts(handoff=0.05)
+    limit = 0.05
+    timeouts = Timeouts(handoff=limit)
     with (
         Session(server.http_url, "sink", slots=1, timeouts=timeouts) as home,
         consuming(server) as consumer,
     ):
-        with home.lease() as lease:
-            lease.view("INPUT__0", (1, 1, 1, 8)).fill(9)
-            ref = lease.detach()
-        consumer.ask(f"lease = session.adopt(SlotRef.parse({str(ref)!r}))")
+
+        def detach() -> SlotRef:
+            with home.lease() as lease:
+                lease.view("INPUT__0", (1, 1, 1, 8)).fill(9)
+                return lease.detach()
+
+        consumer.adopt(detach)
         consumer.signal(signal.SIGSTOP)
         try:
+            # It is not taken back, though the time to adopt it is over.
+            time.sleep(2 * limit)
             assert home.stats().lent == 1
         finally:
             consumer.signal(signal.SIGCONT)

@@ -65,9 +65,12 @@ def test_a_dead_borrower_took_along_what_it_had_made_and_handed_on(
     with Session(server.url, "identity", slots=1, timeouts=quickly) as home:
         with other() as borrower:
             borrower.ask(f"session = Session({server.url!r}, 'identity').open()")
-            with home.lease() as lease:
-                ref = lease.detach()
-            borrower.ask(f"lease = session.adopt(SlotRef.parse({str(ref)!r}))")
+
+            def detach() -> SlotRef:
+                with home.lease() as lease:
+                    return lease.detach()
+
+            borrower.adopt(detach)
             borrower.ask(f"lease.write({INPUT!r}, np.zeros({LARGER}, np.float32))")
             handed_on = SlotRef.parse(borrower.ask("str(lease.detach())"))
             borrower.kill()
