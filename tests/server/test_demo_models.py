@@ -109,7 +109,7 @@ def test_a_delay_out_of_bounds_is_refused(either: TritonServer, delay_ms: int) -
 
 def test_held_replies_do_not_hold_back_others(server: TritonServer) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        held = pool.submit(ask, server, "identity", [1.0], delay_ms=400)
+        held = pool.submit(ask, server, "identity", [1.0], delay_ms=1000)
         answers = 0
         while not held.done():
             assert answer(server, "identity", [2.0]) == [2.0]

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 
 MEMORY = pytest.mark.parametrize("memory", ["system", "wire"])
 NOW = {"DELAY_MS": np.zeros(1, np.int32)}
-LATER = {"DELAY_MS": np.array([400], np.int32)}
+# Until others wait behind it, also where a busy machine stands still meanwhile.
+LATER = {"DELAY_MS": np.array([1500], np.int32)}
 FEATURES = np.array([[0.125, 0.75, 0.5, 0], [0, 0.25, 0.5, 1]], np.float32)
 
 

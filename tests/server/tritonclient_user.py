@@ -14,8 +14,8 @@ from typing import Any
 
 import shmlane
 
-SLOW_MS = 300
-GIVES_UP = 0.1
+SLOW_MS = 1000
+GIVES_UP = 0.2
 # What both protocols say then.
 TIMED_OUT = ("timed out", "deadline exceeded")
 

@@ -60,7 +60,7 @@ async def test_what_fails_in_a_thread_for_a_cancelled_task_is_not_told(
         server.unregister_all()
         server.script(Delay(go), path="/register")
         with unheard():
-            task = asyncio.create_task(echo(session, 2, timeout=0.5))
+            task = asyncio.create_task(echo(session, 2, timeout=1.0))
             await comes(lambda: asked(server, "/register") == 2, "a thread works")
             await cancel(task)
             del task

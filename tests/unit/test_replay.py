@@ -57,5 +57,5 @@ def test_a_server_that_closes_every_connection_is_not_stormed(
     server.script(*[Close()] * 1000, path="/status")
     before = session.stats().connections
     with pytest.raises(RequestLost):
-        ask(session, 3, timeout=0.5)
+        ask(session, 3, timeout=1.5)
     assert 3 < session.stats().connections - before < 30
