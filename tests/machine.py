@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 
@@ -16,10 +17,11 @@ def is_running(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """The processes that any thread of a process started."""
-    listed = [
-        (thread / "children").read_text()
-        for thread in Path(f"/proc/{pid}/task").iterdir()
-    ]
+    listed = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        # One may end in between.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            listed.append((thread / "children").read_text())
     return [int(child) for child in " ".join(listed).split()]
 
 

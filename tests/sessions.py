@@ -192,7 +192,12 @@ def stopped(server: TritonServer) -> Iterator[None]:
 def _is_stopped(pid: int) -> bool:
     """Whether every thread of a process has come to its stop."""
     tasks = Path(f"/proc/{pid}/task").glob("*/stat")
-    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+    try:
+        states = [task.read_text().rpartition(")")[2].split()[0] for task in tasks]
+    except (FileNotFoundError, ProcessLookupError):
+        # One of them has ended instead.
+        return False
+    return set(states) == {"T"}
 
 
 def sent_to(server: TritonServer, count: int = 1) -> None:
