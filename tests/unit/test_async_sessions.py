@@ -196,7 +196,7 @@ async def test_a_session_that_is_dropped_says_so_and_leaves_nothing(
     with pytest.warns(ResourceWarning, match="dropped without close"):
         sessions.clear()
     await comes(lambda: server.regions == {}, "the server has forgotten it")
-    await comes(lambda: descriptors() == before, "no descriptor is left")
+    await comes(lambda: descriptors() <= before, "no descriptor is left")
 
 
 def test_a_session_that_is_dropped_when_its_loop_has_ended(
@@ -210,7 +210,7 @@ def test_a_session_that_is_dropped_when_its_loop_has_ended(
     with pytest.warns(ResourceWarning, match="dropped without close"):
         sessions.clear()
     assert server.regions == {}
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_session_can_be_closed_when_its_loop_has_ended(
@@ -221,7 +221,7 @@ def test_a_session_can_be_closed_when_its_loop_has_ended(
     asyncio.run(echo(session, 1))
     asyncio.run(session.close())
     assert server.regions == {}
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_a_loop_that_ends_with_requests_in_flight_loses_no_slot(
@@ -287,7 +287,7 @@ async def test_the_loop_of_another_thread_is_refused_but_may_close(
     await serves_right(session)
     await elsewhere(session.close())
     assert server.regions == {}
-    await comes(lambda: descriptors() == before, "no descriptor is left")
+    await comes(lambda: descriptors() <= before, "no descriptor is left")
 
 
 # --- forks ----------------------------------------------------------------------------
