@@ -21,6 +21,7 @@ from shmlane.endpoint import Endpoint
 from shmlane.errors import ProtocolError
 from shmlane.replies import ReplyParser
 from shmlane.testing.listener import Address, Listener, reset
+from tests.polling import eventually
 
 _RECEIVE_BYTES = 64 << 10
 _CONNECT_TIMEOUT = 5.0
@@ -268,6 +269,12 @@ class FaultProxy:
         """The connections that exist now, oldest first."""
         with self._lock:
             return tuple(self._links)
+
+    @property
+    def link(self) -> Link:
+        """The only connection, once those that clients have closed are gone."""
+        eventually(lambda: len(self.links) == 1, lambda: f"one of {self.links}")
+        return self.links[0]
 
     # --- faults of all connections ----------------------------------------------------
 

@@ -144,7 +144,7 @@ def a_large_request_that_nobody_reads_ends_in_time(world: Scripted) -> None:
         serves_right(client)
         # To build it takes its time, too: the next one is ready to be sent.
         are_right(client.ask(frames(1), options=large), frames(1))
-        (link,) = proxy.links
+        link = proxy.link
         link.requests.change(is_stalled=True)
         fails(client.ask(frames(1), options=large, timeout=2 * SHORT), InferTimeout)
         serves_right(client)
@@ -167,7 +167,7 @@ def over_the_wire_a_lost_request_keeps_no_slot(world: Scripted) -> None:
         world.client(url=proxy.url, slots=1, memory="wire") as client,
     ):
         serves_right(client)
-        (link,) = proxy.links
+        link = proxy.link
         link.replies.change(cut_after=20)
         fails(client.ask(frames(1)), RequestLost)
         serves_right(client)
@@ -266,7 +266,7 @@ def a_connection_that_breaks_loses_one_request(world: Scripted) -> None:
         world.client(url=proxy.url, slots=1) as client,
     ):
         serves_right(client)
-        (link,) = proxy.links
+        link = proxy.link
         link.replies.change(cut_after=20)
         (error,) = fails(client.ask(frames(1)), RequestLost)
         assert isinstance(error, RequestLost)
@@ -282,7 +282,7 @@ def a_request_that_was_lost_is_sent_again_if_allowed(world: Scripted) -> None:
         world.client(url=proxy.url, slots=1, replay=True) as client,
     ):
         serves_right(client)
-        (link,) = proxy.links
+        link = proxy.link
         link.replies.change(cut_after=20)
         are_right(client.ask(items), items)
         serves_right(client)
@@ -303,7 +303,7 @@ def a_reply_that_comes_twice_is_nobody_elses(world: Scripted) -> None:
         world.client(url=proxy.url, slots=1) as client,
     ):
         serves_right(client)
-        (link,) = proxy.links
+        link = proxy.link
         link.replies.change(copies=2)
         (outcome,) = client.ask(frames(1))
         if not isinstance(outcome, ProtocolError):

@@ -7,6 +7,7 @@ choose between slots. One slot belongs to one lease at a time; nothing here lock
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
@@ -95,10 +96,20 @@ class Holder:
 
 
 class RootWatch(weakref.ref[Array]):
-    """A weak reference to the root of one tensor that knows its slot."""
+    """A weak reference to the root of one tensor that knows its slot.
 
-    __slots__ = ("slot",)
+    has_died: whether it was told so. To lead nowhere proves nothing: the collector
+    clears a reference that goes with its slot, though the root lives on with its views.
+    """
+
+    __slots__ = ("has_died", "slot")
+    has_died: bool
     slot: Slot
+
+
+def _note_death(on_death: Callable[[RootWatch], None], watch: RootWatch) -> None:
+    watch.has_died = True
+    on_death(watch)
 
 
 class Slot:
@@ -232,7 +243,8 @@ class Slot:
             # Views may die in another thread meanwhile: this is asked only once.
             if tensor.root is NOTHING or tensor.is_at_rest:
                 continue
-            watch = RootWatch(tensor.root, on_death)
+            watch = RootWatch(tensor.root, functools.partial(_note_death, on_death))
+            watch.has_died = False
             watch.slot = self
             self.watches.append(watch)
             # The root is held until here: no watch can fire before it knows its slot.
@@ -241,7 +253,7 @@ class Slot:
 
     def revive(self) -> bool:
         """Make the slot whole again if every watched root has died."""
-        if any(watch() is not None for watch in self.watches):
+        if not all(watch.has_died for watch in self.watches):
             return False
         for tensor in self.tensors:
             if tensor.root is NOTHING:

@@ -60,8 +60,7 @@ def serves_right(session: Session) -> None:
 
 def busy(proxy: FaultProxy) -> Link:
     """The connection of the session's slot."""
-    (link,) = proxy.links
-    return link
+    return proxy.link
 
 
 def heard_of_it(session: Session) -> None:

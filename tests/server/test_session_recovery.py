@@ -235,7 +235,7 @@ def test_a_lost_request_is_sent_again_if_asked_for(own_server: TritonServer) -> 
 def test_a_request_is_not_sent_again_beyond_its_limit(
     own_server: TritonServer,
 ) -> None:
-    with open_sink(own_server, replay=True, infer=0.3) as session:
+    with open_sink(own_server, replay=True, infer=2.0) as session:
         with stopped(own_server), asking(session, 1) as answer:
             sent_to(own_server)
             own_server.kill()

@@ -179,7 +179,7 @@ async def test_cancelled_in_the_middle_of_a_large_request(
     with FaultProxy(server.url) as proxy:
         async with asking(proxy.url, memory="wire", shape=large.shape) as session:
             await echo(session, 1)
-            (link,) = proxy.links
+            link = proxy.link
             link.requests.change(is_stalled=True)
             task = asyncio.create_task(session.infer({INPUT: large}))
             await comes(lambda: state(session) == "in_flight", "it is being sent")

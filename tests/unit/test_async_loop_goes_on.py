@@ -182,7 +182,7 @@ async def test_a_large_request_that_nobody_reads(
             asking(proxy.url, memory=memory, shape=large.shape) as session,
             pulse() as others,
         ):
-            (link,) = proxy.links
+            link = proxy.link
             link.requests.change(is_stalled=True)
             if what == "tensors":
                 task = asyncio.create_task(session.infer({INPUT: large}))

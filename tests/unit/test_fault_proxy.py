@@ -78,7 +78,7 @@ def works_again(session: Session) -> None:
 def test_bytes_pass_in_both_directions(proxy: FaultProxy) -> None:
     with RawConnection(proxy.url) as client:
         assert client.ask(HEALTH).status == 200
-        (link,) = proxy.links
+        link = proxy.link
         assert link.requests.passed == len(HEALTH)
         assert link.replies.passed > 0
         assert link.is_idle
@@ -121,7 +121,7 @@ def test_reply_is_cut_after_exactly_so_many_bytes(
     with RawConnection(proxy.url) as client:
         whole = len(HEALTH)
         client.ask(HEALTH)
-        (link,) = proxy.links
+        link = proxy.link
         before = link.replies.passed
         link.replies.change(cut_after=after)
         client.send(HEALTH)
@@ -165,7 +165,7 @@ def test_target_that_resets_is_not_waited_for() -> None:
 def test_half_closed_connection_still_takes_requests(proxy: FaultProxy) -> None:
     with RawConnection(proxy.url) as client:
         client.ask(HEALTH)
-        (link,) = proxy.links
+        link = proxy.link
         link.half_close()
         assert client.read() is None
         client.send(HEALTH)
@@ -208,7 +208,7 @@ def test_what_is_no_whole_reply_ends_its_connection_and_does_not_come_twice(
 def test_earlier_reply_comes_again_ahead_of_the_next_request(proxy: FaultProxy) -> None:
     with RawConnection(proxy.url) as client:
         client.ask(HEALTH)
-        (link,) = proxy.links
+        link = proxy.link
         proxy.on_requests(echo_before=b"/v2 ")
         assert client.is_alive()
         earlier = client.ask(HEALTH)
