@@ -145,12 +145,13 @@ def is_own(path: Path) -> bool:
 
 def regions_open() -> Counter[str]:
     """How many descriptors this process has of each region."""
-    links = [
-        os.readlink(f"/proc/self/fd/{number}")
-        for number in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{number}")
-    ]
-    return Counter(link for link in links if link.startswith("/dev/shm/shmlane."))
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        # Another thread may close one meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    regions = (link for link in links if link.startswith("/dev/shm/shmlane."))
+    return Counter(link for link in regions if os.path.exists(link))
 
 
 def registered(server: TritonServer) -> set[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmlane import InferTimeout, Lease, LeaseTimeout, Session, SlotRef
+from shmlane import Lease, LeaseTimeout, Session, SlotRef
 from shmlane.testing import ScriptedServer
 from tests.patience import given_up
 from tests.polling import eventually

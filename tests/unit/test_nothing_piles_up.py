@@ -263,7 +263,7 @@ def test_a_closed_session_has_no_region_open(server: ScriptedServer) -> None:
     with opened(server) as home, opened(server) as consumer:
         consumer.adopt(lent(home)).release()
     # The thread that looked after the loan may be about to end.
-    eventually(lambda: regions_open() == before, lambda: f"open: {regions_open()}")
+    eventually(lambda: regions_open() <= before, lambda: f"open: {regions_open()}")
 
 
 def test_what_a_home_lends_again_outlives_the_home(server: ScriptedServer) -> None:
