@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import weakref
 
 LOOPBACK = "127.0.0.1"
@@ -17,7 +18,8 @@ class HeldPort:
 
     A server that is to listen on it sets SO_REUSEADDR, as servers do. As long as none
     does, whoever connects is refused; without this, he might reach another program,
-    which asked for any free port just then.
+    which asked for any free port just then. Only Linux lets a port be held like that:
+    elsewhere it was free when this was made.
     """
 
     def __init__(self) -> None:
@@ -26,8 +28,9 @@ class HeldPort:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind((LOOPBACK, 0))
             self.port: int = holder.getsockname()[1]
-            # Not as a socket: it is held until it is dropped, which is no mistake.
-            weakref.finalize(self, os.close, holder.detach())
+            if sys.platform == "linux":
+                # Not as a socket: it is held until it is dropped, which is no mistake.
+                weakref.finalize(self, os.close, holder.detach())
 
     def __repr__(self) -> str:
         return f"<HeldPort {self.port}>"

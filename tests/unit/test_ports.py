@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import gc
 import socket
+import sys
 import weakref
+
+import pytest
 
 from shmlane.ports import LOOPBACK, HeldPort
 from tests.unit.loopback import is_kept
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone holds one")
 
 
 def listening(port: int) -> socket.socket:
