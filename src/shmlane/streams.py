@@ -313,6 +313,9 @@ class Course(Generic[L, I, R]):
 
     def _end_overdue(self) -> None:
         for passage in self._timetable.overdue(self._flying):
+            if passage in self._landed:
+                # Its reply has just been read: what is behind that is not its own.
+                continue
             # What has come in time is in time, whatever kept this thread from it.
             self._land(passage)
             if passage in self._flying and passage not in self._landed:

@@ -7,11 +7,12 @@ registration is left.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shmlane import RequestOptions, Session
+from shmlane import RequestOptions, Session, regions
 from tests.polling import eventually
 from tests.unit.asked import doubling, session_on, words
 from tests.unit.interleaving import CtrlC, every
@@ -104,7 +105,11 @@ def test_ctrl_c_at_any_moment_with_bytes(memory: str) -> None:
 
 
 @pytest.mark.long
-def test_ctrl_c_at_any_moment_of_opening_over_the_wire() -> None:
+def test_ctrl_c_at_any_moment_of_opening_over_the_wire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nor is there anybody else's memory that would be looked at.
+    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
     with session_on(doubling(), memory="wire") as (server, _):
 
         def use(memory: str) -> None:

@@ -118,6 +118,21 @@ def test_what_came_in_time_counts_though_it_is_looked_at_late(
         assert list(stream) == [1, 2]
 
 
+def test_a_reply_that_is_found_when_its_time_is_up_is_read_once(
+    shared: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind it there is nothing of the item's: its connection may have ended."""
+    server, session = shared
+    # Answered in full, and its connection ends then.
+    server.script(*[Truncate(10**6)] * SLOTS)
+    stream = session.stream(range(12), write=fill, read=number_of, timeout=LIMIT)
+    assert next(stream) == 0
+    eventually(lambda: all_came(session), "all replies have come")
+    with monkeypatch.context() as patch:
+        let_time_pass(patch)
+        assert list(stream) == list(range(1, 12))
+
+
 # --- faults of the server -------------------------------------------------------------
 
 
