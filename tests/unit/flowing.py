@@ -184,6 +184,15 @@ def all_came(session: Session) -> bool:
     return not any(slot.channel is None or slot.channel.is_quiet for slot in flying)
 
 
+def ends(session: Session) -> int:
+    """How many connections the server has ended, as this end knows."""
+    poller = select.poll()
+    for slot in slots_of(session):
+        if slot.channel is not None and slot.channel.is_open:
+            poller.register(slot.channel, select.POLLRDHUP)
+    return len(poller.poll(0))
+
+
 def receiver_of(session: Session) -> Receiver:
     engine = session._engine
     assert engine is not None

@@ -33,6 +33,7 @@ from tests.unit.flowing import (
     Gates,
     Pair,
     all_came,
+    ends,
     fill,
     flowing,
     item,
@@ -328,13 +329,23 @@ def test_a_connection_that_ended_behind_its_reply_costs_nothing(
 ) -> None:
     with flowing(slots=slots, memory=memory) as (server, session):
         session.warmup()
+        connected, scripted = session.stats().connections, 0
+
+        def all_ended() -> bool:
+            """Whether the end of each connection that is to end has come, too."""
+            renewed = session.stats().connections - connected
+            waiting = len(server.faults)
+            return ends(session) == scripted - waiting - renewed
+
         stream = session.stream(range(20 * slots), write=fill, read=number_of)
         for number, value in enumerate(stream):
             assert value == number
             eventually(lambda: all_came(session), "all replies have come")
+            eventually(all_ended, "so have the ends of their connections")
             if number % 5 == 0:
                 # The next request is answered in full, and its connection ends then.
                 server.script(Truncate(10**6))
+                scripted += 1
         all_free(session)
 
 
