@@ -31,7 +31,7 @@ from .errors import (
 )
 from .metadata import Array, ModelMetadata
 from .options import RequestOptions
-from .prepared import Prepared
+from .prepared import LAST_TURN, TURNS, Prepared
 from .replies import HttpReply, InferReply, OutputReply
 from .requests import RequestBuilding, can_grow, classes_of
 from .slots import Slot
@@ -88,18 +88,25 @@ class Exchange:
         self.building.prepare(slot, given, options)
 
     @staticmethod
-    def begin(slot: Slot) -> bytes:
+    def begin(slot: Slot) -> bytearray:
         """The next request of a prepared slot, which the server holds from now on."""
         prepared = slot.prepared
         assert prepared is not None
-        slot.number = number = slot.number + 1
+        turn = slot.turn + 1
+        if turn > LAST_TURN:
+            turn = 0
+            prepared.stamp(slot.series + 1)
+            # In this order: interrupted, the same is done again.
+            slot.series += 1
+        slot.turn = turn
         slot.record[0] = 1
         slot.server_hold = True
         if prepared.options is not None or slot.own_id:
             _note_id(slot, prepared)
-            if slot.own_id:
-                return prepared.request
-        return prepared.request % number
+        request = prepared.request
+        if prepared.place:
+            request[prepared.place] = TURNS[turn]
+        return request
 
     @staticmethod
     def withdraw(slot: Slot) -> None:
@@ -115,8 +122,9 @@ class Exchange:
         """The known answer if `data` is that reply, byte for byte, but of this id."""
         prepared = slot.prepared
         assert prepared is not None
-        reply, answer = prepared.known
-        if data != reply % slot.number:
+        reply, place, answer = prepared.known
+        reply[place] = TURNS[slot.turn]
+        if data != reply or answer is None:
             return None
         slot.record[0] = 0
         slot.server_hold = False
@@ -153,9 +161,9 @@ class Exchange:
         # that ends with its reply is closed only if the reply is read.
         # What came over the wire comes anew each time, and memory that nobody looks at
         # is received into again.
-        can_be_known = not accepted.wire and reply.keep_alive
+        can_be_known = not (accepted.wire or slot.own_id) and reply.keep_alive
         if can_be_known and raw.endswith(b"\r\n\r\n" + reply.body):
-            prepared.remember(slot.number, raw, accepted)
+            prepared.remember(slot.sent_id, raw, accepted)
         return accepted
 
     def check_foreign(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .errors import TensorMismatch
 from .options import RequestOptions
-from .prepared import Prepared, first_number, template
+from .prepared import Prepared, id_of
 from .replies import InferReply
 from .sizes import Key, OutputSizes
 from .slots import Channel, Slot
@@ -58,9 +58,11 @@ class RequestBuilding:
             for tensor in slot.outputs.values()
         ]
         _check_wire(inputs)
+        ours = "" if options is not None and options.id else id_of(slot.series, 0)
         slot.prepared = Prepared(
-            self._build(inputs, outputs, options),
+            self._build(ours, inputs, outputs, options),
             given=given,
+            our_id=ours,
             options=options,
             wire_inputs=[
                 tensor
@@ -78,23 +80,21 @@ class RequestBuilding:
 
     def _build(
         self,
+        our_id: str,
         inputs: Sequence[TensorRef],
         outputs: Sequence[TensorRef],
         options: RequestOptions | None,
     ) -> bytes:
-        number = first_number()
         if options is None:
-            built = self._requests.infer(f"{number:x}", inputs, outputs)
-            return template(built, number)
+            return self._requests.infer(our_id, inputs, outputs)
         parameters = options.json_parameters()
-        built = self._requests.infer(
-            options.id or f"{number:x}",
+        return self._requests.infer(
+            our_id or options.id,
             inputs,
             outputs,
             parameters=f"{parameters}," if parameters else "",
             headers=options.headers,
         )
-        return built if options.id else template(built, number)
 
     def _output_reference(
         self,

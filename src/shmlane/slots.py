@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from .header import RegionHeader
 from .layout import SlotLayout
 from .metadata import Array, Shape
-from .prepared import Prepared, first_number
+from .prepared import Prepared, first_series, id_of
 from .records import Record
 from .replies import HttpReply
 from .tensors import COUNTS_ARE_EXACT, NOTHING, Memory, Registration, Tensor
@@ -57,9 +57,9 @@ class Channel(Protocol):
     @property
     def is_quiet(self) -> bool: ...
     def comes_within(self, seconds: float) -> bool: ...
-    def send(self, request: bytes) -> bool: ...
+    def send(self, request: bytes | bytearray) -> bool: ...
     def send_parts(
-        self, parts: Sequence[bytes | memoryview], deadline: Deadline
+        self, parts: Sequence[bytearray | memoryview], deadline: Deadline
     ) -> bool: ...
     def receive(self, timeout: float | None) -> bytes: ...
     def receive_now(self) -> bytes | None: ...
@@ -120,7 +120,8 @@ class Slot:
     leased: somebody's lease is on it, or another process has it: is_lent. is_borrowed:
         another process lends it. notes: its record in the region.
     epoch: changes whenever results on it expire.
-    number: of the request that was sent last; own_id: its id, if that is the caller's.
+    series, turn: what makes the id of the request that was sent last, unless that is
+        the caller's: own_id.
     foreign: the epoch in which another client was last to send a request from here.
     """
 
@@ -139,7 +140,6 @@ class Slot:
         "is_lent",
         "leased",
         "notes",
-        "number",
         "obsolete",
         "outgrown",
         "outlived",
@@ -150,9 +150,11 @@ class Slot:
         "registrations",
         "renewals",
         "required",
+        "series",
         "server_hold",
         "start",
         "tensors",
+        "turn",
         "watches",
     )
 
@@ -163,7 +165,8 @@ class Slot:
         self.generation = 0
         self.renewals = 0
         self.epoch = 0
-        self.number = first_number()
+        self.series = first_series()
+        self.turn = 0
         self.own_id = ""
         self.foreign = -2
         self.leased = False
@@ -219,7 +222,7 @@ class Slot:
     @property
     def sent_id(self) -> str:
         """The id of the request that was sent last."""
-        return self.own_id or f"{self.number:x}"
+        return self.own_id or id_of(self.series, self.turn)
 
     @property
     def is_at_rest(self) -> bool:

@@ -66,7 +66,7 @@ class HttpConnection:
         self._address = address
         self.own_ids: set[str] = set()
         self._socket: socket.socket | None = connected
-        self._send: Callable[[bytes], int] = connected.send
+        self._send: Callable[[bytes | bytearray], int] = connected.send
         self._sendmsg: Callable[..., int] = connected.sendmsg
         self._recv = connected.recv
         self._recv_into = connected.recv_into
@@ -112,7 +112,7 @@ class HttpConnection:
         """Whether there is something to read, or will be within that time."""
         return bool(self._poll(seconds * 1e3))
 
-    def send(self, request: bytes) -> bool:
+    def send(self, request: bytes | bytearray) -> bool:
         """True when every byte was handed to the kernel.
 
         False means that the last byte never was, so that the server cannot have begun.

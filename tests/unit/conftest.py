@@ -10,7 +10,7 @@ import pytest
 from shmlane import slots
 from shmlane.transport import HttpConnection
 from tests.unit.loopback import Wire, connected
-from tests.unit.scripted import OTHER_ID
+from tests.unit.scripted import SERIES
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def peer(wire: Wire) -> socket.socket:
 
 @pytest.fixture(scope="module")
 def counted_ids() -> Iterator[None]:
-    """Every slot counts its requests from the same number, see FIRST_ID."""
+    """The first request of every slot has FIRST_ID."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots, "first_number", lambda: int(OTHER_ID, 16))
+        patch.setattr(slots, "first_series", lambda: SERIES)
         yield

@@ -19,6 +19,7 @@ from shmlane.layout import SlotLayout
 from shmlane.leases import BaseLease, Result
 from shmlane.memory import SessionMemory
 from shmlane.metadata import Array, ModelMetadata, Shape, TensorSpec
+from shmlane.prepared import id_of
 from shmlane.regions import RegionOptions
 from shmlane.replies import HttpReply, ReplyParser
 from shmlane.slots import Holder, Slot
@@ -113,8 +114,8 @@ def output(
 
 # Where slots count from OTHER_ID (`counted_ids`), the first that each sends has the
 # other id.
-OTHER_ID = f"{1 << 52:x}"
-FIRST_ID = f"{(1 << 52) + 1:x}"
+SERIES = 1 << 50
+OTHER_ID, FIRST_ID = id_of(SERIES, 0), id_of(SERIES, 1)
 # How an error begins that was found while the request ran.
 OF_FIRST = f"[request id: {FIRST_ID}]"
 
@@ -151,13 +152,13 @@ class Request(NamedTuple):
     body: Any
 
     @classmethod
-    def read(cls, data: bytes) -> Request:
+    def read(cls, data: bytes | bytearray) -> Request:
         head, _, body = data.partition(b"\r\n\r\n")
         line = head.split(b"\r\n")[0].decode()
         return cls(line.removesuffix(" HTTP/1.1"), json.loads(body) if body else None)
 
 
-def request_id(request: bytes) -> str:
+def request_id(request: bytes | bytearray) -> str:
     """The id of an inference request, to answer it."""
     return str(Request.read(request).body["id"])
 
@@ -223,13 +224,13 @@ class ScriptedChannel:
     def comes_within(self, seconds: float) -> bool:
         return bool(self.events)
 
-    def send(self, request: bytes) -> bool:
+    def send(self, request: bytes | bytearray) -> bool:
         if self.is_open:
-            self.sent.append(request)
+            self.sent.append(bytes(request))
         return self.is_open
 
     def send_parts(
-        self, parts: Sequence[bytes | memoryview], deadline: Deadline
+        self, parts: Sequence[bytearray | memoryview], deadline: Deadline
     ) -> bool:
         return self.send(b"".join(parts))
 
@@ -336,7 +337,7 @@ class Desk:
         """The body of the request that is prepared."""
         prepared = self.slot.prepared
         assert prepared is not None
-        return Request.read(prepared.request % self.slot.number).body
+        return Request.read(prepared.request).body
 
 
 def answered(

@@ -36,7 +36,7 @@ def before_it_leaves(
     """Close right before the slot is seen to be in flight."""
     begin = Exchange.begin
 
-    def begin_too_late(slot: Slot) -> bytes:
+    def begin_too_late(slot: Slot) -> bytearray:
         close()
         return begin(slot)
 

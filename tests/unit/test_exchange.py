@@ -96,28 +96,48 @@ def test_a_request_says_where_each_tensor_lies() -> None:
     assert body["outputs"] == [{"name": "Y", "parameters": place(y, 16)}]
 
 
-def test_each_request_has_the_next_number_for_id_also_when_built_anew() -> None:
+@pytest.mark.parametrize("often", [1, 3, 63, 64, 65, 1000])
+def test_no_id_comes_twice_however_often_requests_are_built_anew(often: int) -> None:
     exchange, slot = prepared_slot()
-    ids = [asked(exchange, slot)["id"] for _ in range(2)]
-    exchange.prepare(slot, X)
-    ids += [asked(exchange, slot)["id"] for _ in range(2)]
-    first = int(FIRST_ID, 16)
-    assert ids == [f"{first + number:x}" for number in range(4)]
+    ids = []
+    for number in range(500):
+        ids.append(asked(exchange, slot)["id"])
+        assert ids[-1] == slot.sent_id
+        if number % often == often - 1:
+            exchange.prepare(slot, X)
+    assert len(set(ids)) == 500
+    assert {len(each) for each in ids} == {len(FIRST_ID)}
 
 
-@pytest.mark.parametrize("text", ["%", "%x", "%%s", "100 %", "%(x)s"])
-def test_what_looks_like_a_place_for_the_id_is_sent_and_read_as_it_is(
-    text: str,
-) -> None:
-    named = model([TensorSpec(text, "FP32", (4,))], [TensorSpec(text, "FP32", (4,))])
-    exchange, slot = prepared_slot(named)
-    for is_known in (False, True, True):
-        request = exchange.begin(slot)
-        assert Request.read(request).body["inputs"][0]["name"] == text
-        data = success(request_id(request), output(text, (4,)))
-        assert (exchange.matches(slot, data) is not None) == is_known
-        if not is_known:
-            assert isinstance(accept(exchange, slot, data), Answer)
+def test_a_reply_is_known_again_however_many_came_since() -> None:
+    exchange, slot = prepared_slot()
+    assert isinstance(answered(exchange, slot, FULL), Answer)
+    for _ in range(500):
+        name = request_id(exchange.begin(slot))
+        assert exchange.matches(slot, success(name, FULL)) is not None
+
+
+def test_ctrl_c_at_any_moment_of_a_begin_leaves_ids_that_are_told_apart() -> None:
+    exchange, slot = prepared_slot()
+    for number in range(62):
+        assert isinstance(answered(exchange, slot, FULL), Answer), number
+
+    def begin() -> None:
+        # The last turn of one series, and the first of the next.
+        for _ in range(2):
+            exchange.begin(slot)
+
+    seen = set()
+    for _ in every(lambda moment: CtrlC(begin, moment)):
+        exchange.withdraw(slot)
+        while slot.turn != 62:
+            name = request_id(exchange.begin(slot))
+            assert name == slot.sent_id
+            assert name not in seen
+            seen.add(name)
+            data = success(name, FULL)
+            if exchange.matches(slot, data) is None:
+                assert isinstance(accept(exchange, slot, data), Answer)
 
 
 def test_an_input_has_its_exact_size_and_an_output_its_whole_block() -> None:

@@ -133,5 +133,5 @@ def test_the_reply_of_a_model_with_many_outputs_is_known_too() -> None:
             assert found == [call + number for number in range(len(names))]
         prepared = slots_of(session)[0].prepared
         assert prepared is not None
-        reply, _ = prepared.known
+        reply, _, _ = prepared.known
         assert all(name.encode() in reply for name in names)

@@ -143,7 +143,7 @@ def _bare(session: Session) -> Callable[[], object]:
             "the session has not sent anything yet.", hint="Let it infer once before."
         )
     send, receive = connected.send, connected.recv
-    request = prepared.request % slot.number
+    request = prepared.request
 
     def bare() -> None:
         send(request)
