@@ -11,11 +11,13 @@ measured), and the server, which wakes it, pays too.
 
 from __future__ import annotations
 
-# That part of what is in flight, the oldest, is waited for together: two of sixteen.
-# The server has the others to work on; to wait for more would save little.
-_PART = 8
-# Replies that come in longer intervals, in seconds, are each waited for.
-_QUICK = 1e-4
+# That part of what is in flight, the oldest, is waited for together. The server has the
+# others to work on; with fewer it would run out of work meanwhile.
+_PART = 4
+_LEAST_IN_FLIGHT = 16
+# Replies that come in longer intervals, in seconds, are each waited for: little could be
+# saved, and a server that is not busy with others is kept waiting.
+_QUICK = 5e-5
 # Seconds until the next try, after a first wait in vain and after many; a first one is
 # any that none came before for a second.
 _SHORT_REST = 0.05
@@ -33,7 +35,7 @@ class Gathering:
 
     def __init__(self, in_flight: int) -> None:
         self.count = 1
-        self._most = max(1, in_flight // _PART)
+        self._most = in_flight // _PART if in_flight >= _LEAST_IN_FLIGHT else 1
         self._rests_until = 0.0
         self._next_rest = _SHORT_REST
 

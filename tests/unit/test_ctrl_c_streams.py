@@ -42,6 +42,7 @@ def pair(
     memory = request.param
     if memory not in ("system", "wire"):
         memory = "system"
+        monkeypatch.setattr(gathering, "_LEAST_IN_FLIGHT", SLOTS)
         monkeypatch.setattr(gathering, "_PART", 1)
         monkeypatch.setattr(gathering, "_QUICK", 1e9)
     with flowing(slots=SLOTS, memory=memory) as pair:

@@ -30,19 +30,19 @@ def test_replies_that_come_quickly_are_waited_for_together() -> None:
     choice = Gathering(16)
     assert choice.count == 1
     choice.note(1, NOW, NOW + AT_ONCE)
-    assert choice.count == 2
-    assert repr(choice) == "<Gathering 2 of at most 2>"
+    assert choice.count == 4
+    assert repr(choice) == "<Gathering 4 of at most 4>"
     choice.note(1, NOW, NOW + LATER)
     assert choice.count == 1
     # As many together in that time are quick as well.
     choice.note(1000, NOW, NOW + LATER)
-    assert choice.count == 2
+    assert choice.count == 4
     choice.note(0, NOW, NOW)
     assert choice.count == 1
 
 
 @pytest.mark.parametrize(
-    ("in_flight", "count"), [(1, 1), (4, 1), (15, 1), (16, 2), (64, 8), (65, 8)]
+    ("in_flight", "count"), [(1, 1), (4, 1), (15, 1), (16, 4), (64, 16), (65, 16)]
 )
 def test_few_of_those_in_flight_are_waited_for(in_flight: int, count: int) -> None:
     choice = Gathering(in_flight)
@@ -77,7 +77,7 @@ def test_after_a_wait_in_vain_it_rests_and_longer_each_time() -> None:
 @pytest.fixture
 def gathers_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow replies are, and in whatever order they come."""
-    monkeypatch.setattr(gathering, "_PART", 4)
+    monkeypatch.setattr(gathering, "_LEAST_IN_FLIGHT", SLOTS)
     monkeypatch.setattr(gathering, "_QUICK", 1e9)
     monkeypatch.setattr(gathering, "_SHORT_REST", 0.0)
 

@@ -41,13 +41,14 @@ class At:
 
 
 @pytest.mark.parametrize(
-    ("slots", "part"),
-    [(1, 8), (2, 8), pytest.param(2, 1, id="2, whose replies are waited for together")],
+    ("slots", "least"),
+    [(1, 3), (2, 3), pytest.param(2, 2, id="2, whose replies are waited for together")],
 )
 def test_a_stream_ends_and_nothing_is_left(
-    slots: int, part: int, monkeypatch: pytest.MonkeyPatch
+    slots: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "_PART", part)
+    monkeypatch.setattr(gathering, "_LEAST_IN_FLIGHT", least)
+    monkeypatch.setattr(gathering, "_PART", 1)
     moment, reached = 0, True
     while reached:
         with flowing(slots=slots) as (server, session):
