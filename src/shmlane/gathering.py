@@ -15,8 +15,8 @@ from __future__ import annotations
 # others to work on; with fewer it would run out of work meanwhile.
 _PART = 4
 _LEAST_IN_FLIGHT = 16
-# Replies that come in longer intervals, in seconds, are each waited for: little could be
-# saved, and a server that is not busy with others is kept waiting.
+# Replies that come in longer intervals, in seconds, are each waited for: little could
+# be saved, and a server that is not busy with others is kept waiting.
 _QUICK = 5e-5
 # Seconds until the next try, after a first wait in vain and after many; a first one is
 # any that none came before for a second.
