@@ -17,7 +17,9 @@ _PART = 4
 _LEAST_IN_FLIGHT = 16
 # Replies that come in longer intervals, in seconds, are each waited for: little could
 # be saved, and a server that is not busy with others is kept waiting.
-_QUICK = 5e-5
+_QUICK = 1e-4
+# What one look tells of that counts for so much less after the next one.
+_FADING = 0.9
 # Seconds until the next try, after a first wait in vain and after many; a first one is
 # any that none came before for a second.
 _SHORT_REST = 0.05
@@ -31,17 +33,20 @@ class Gathering:
     count: 1 while it is to wait for any. Times are those of `time.monotonic`.
     """
 
-    __slots__ = ("_most", "_next_rest", "_rests_until", "count")
+    __slots__ = ("_most", "_next_rest", "_replies", "_rests_until", "_seconds", "count")
 
     def __init__(self, in_flight: int) -> None:
         self.count = 1
         self._most = in_flight // _PART if in_flight >= _LEAST_IN_FLIGHT else 1
+        self._replies = self._seconds = 0.0
         self._rests_until = 0.0
         self._next_rest = _SHORT_REST
 
     def note(self, replies: int, since: float, now: float) -> None:
         """So many have come between these times."""
-        is_quick = now - since < replies * _QUICK
+        self._replies = _FADING * self._replies + replies
+        self._seconds = _FADING * self._seconds + now - since
+        is_quick = self._seconds < self._replies * _QUICK
         self.count = self._most if is_quick and now >= self._rests_until else 1
 
     def note_failure(self, now: float) -> None:

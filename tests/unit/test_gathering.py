@@ -37,8 +37,24 @@ def test_replies_that_come_quickly_are_waited_for_together() -> None:
     # As many together in that time are quick as well.
     choice.note(1000, NOW, NOW + LATER)
     assert choice.count == 4
-    choice.note(0, NOW, NOW)
+
+
+def test_one_pause_counts_for_little_after_a_while() -> None:
+    choice = Gathering(16)
+    for _ in range(3):
+        choice.note(1, NOW, NOW + AT_ONCE)
+    choice.note(0, NOW, NOW + 0.1)
     assert choice.count == 1
+    for _ in range(100):
+        choice.note(1, NOW, NOW + AT_ONCE)
+    assert choice.count == 4
+    # Replies that are now slow and now quick are what they are on average.
+    counts = set()
+    for _ in range(100):
+        choice.note(1, NOW, NOW + 6 * AT_ONCE)
+        choice.note(1, NOW, NOW + AT_ONCE)
+        counts.add(choice.count)
+    assert counts == {4}
 
 
 @pytest.mark.parametrize(
