@@ -19,80 +19,16 @@ from collections.abc import Collection, Iterable
 from .claims import Hold
 from .errors import PoolClosed, UsageError
 from .handoff import SlotRef
-from .header import RegionHeader
-from .layout import SlotLayout
-from .ledger import Ledger
 from .lending import check_handed, expired
+from .loans import Loan, Place
 from .metadata import ModelMetadata
-from .opened import OpenedRegion
 from .records import State
-from .regions import MappedFile, could_not, region_path
+from .regions import could_not, region_path
 from .slots import Channel, Holder, RootWatch, Slot
 
 # Regions in which no slot is in use stay open, to be used again: the last one used, and
 # so many others at most, those included that tensors of their slots have moved to.
 MOST_IDLE = 32
-
-
-class _Place:
-    """A region of another process, and those of its slots that were used here."""
-
-    def __init__(self, name: str) -> None:
-        self.region = OpenedRegion(name)
-        self.header = RegionHeader.parse(self.region.view)
-        self.layout: SlotLayout | None = None
-        self.ledgers: dict[int, Ledger] = {}
-        self.loans: dict[int, _Loan] = {}
-
-    def ledger(self, index: int, layout: SlotLayout) -> Ledger:
-        if index not in self.ledgers:
-            slot = Slot(index, self.region, self.header, layout)
-            slot.is_borrowed = True
-            self.ledgers[index] = Ledger(slot, OpenedRegion)
-        return self.ledgers[index]
-
-    def hold(self, slot: Slot) -> None:
-        """Have the slot be ours as long as arrays over moved tensors are alive, too.
-
-        As soon as its lock is free, its home uses it again, with all of its memory.
-        """
-        for moved in slot.extensions.values():
-            if isinstance(moved.region, MappedFile):
-                moved.region.keep(self.region.locks)
-
-    @property
-    def regions(self) -> list[str]:
-        """All that are open for the sake of this one."""
-        moved = [name for each in self.ledgers.values() for name in each.slot.regions]
-        return [self.region.name, *moved]
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        for ledger in self.ledgers.values():
-            ledger.slot.close(leave=True)
-        self.region.leave()
-
-
-class _Loan:
-    """One slot that was adopted here, from then until it is returned."""
-
-    __slots__ = ("generation", "given", "has_begun", "ledger", "place", "slot")
-
-    def __init__(self, place: _Place, ledger: Ledger, generation: int) -> None:
-        self.place = place
-        self.ledger = ledger
-        self.slot = ledger.slot
-        self.generation = generation
-        self.given = 0
-        # Being returned, perhaps for the second time after Ctrl-C.
-        self.has_begun = False
-
-    def give_back(self) -> None:
-        """Write down that the slot is its home's, once the lock on it is free."""
-        notes = self.slot.notes
-        if (notes.state, notes.handoff) == (State.ADOPTED, self.generation):
-            self.ledger.write(self.given)
-            notes.state = State.RETURNED
 
 
 class Borrower:
@@ -107,8 +43,8 @@ class Borrower:
         self._metadata = metadata
         self._lock = threading.Lock()
         # The longest unused first.
-        self._places: OrderedDict[str, _Place] = OrderedDict()
-        self._loans: dict[Slot, _Loan] = {}
+        self._places: OrderedDict[str, Place] = OrderedDict()
+        self._loans: dict[Slot, Loan] = {}
         self._coming: deque[Slot] = deque()
         self._lines: list[Channel] = []
         self._unused: set[str] = set()
@@ -165,13 +101,13 @@ class Borrower:
                 return
         place.close()
 
-    def _begin(self, place: _Place, ref: SlotRef) -> _Loan:
+    def _begin(self, place: Place, ref: SlotRef) -> Loan:
         """With the borrower's lock."""
         assert place.layout is not None
         ledger = place.ledger(ref.slot, place.layout)
         slot = ledger.slot
         check_handed(slot, ref)
-        loan = _Loan(place, ledger, ref.generation)
+        loan = Loan(place, ledger, ref.generation)
         place.loans[ref.slot] = self._loans[slot] = loan
         slot.notes.borrower = os.getpid()
         slot.notes.state = State.ADOPTED
@@ -181,7 +117,7 @@ class Borrower:
         slot.leased = True
         return loan
 
-    def _undo(self, place: _Place, ref: SlotRef) -> None:
+    def _undo(self, place: Place, ref: SlotRef) -> None:
         """Have a slot go home as it came: whatever stopped `_begin`, nobody used it."""
         if (loan := place.loans.get(ref.slot)) is not None:
             loan.slot.notes.state = State.RETURNED
@@ -191,7 +127,7 @@ class Borrower:
             place.ledgers.pop(ref.slot).slot.close(leave=True)
         place.region.locks.give_back(ref.slot, Hold.BORROWER)
 
-    def _place(self, ref: SlotRef) -> _Place:
+    def _place(self, ref: SlotRef) -> Place:
         place = self._places.get(ref.region)
         if place is None:
             self._close_idle()
@@ -201,9 +137,9 @@ class Borrower:
             raise expired(ref, f"the region has {place.header.slots} slots")
         return place
 
-    def _open(self, ref: SlotRef) -> _Place:
+    def _open(self, ref: SlotRef) -> Place:
         try:
-            place = _Place(ref.region)
+            place = Place(ref.region)
         except FileNotFoundError:
             raise expired(ref, "the region is gone, its home has ended") from None
         except OSError as error:
@@ -304,7 +240,7 @@ class Borrower:
         self._disconnect(slot)
         self._let_go(loan)
 
-    def _leave_to_views(self, loan: _Loan) -> None:
+    def _leave_to_views(self, loan: Loan) -> None:
         """Return a slot of a closed session that only views have.
 
         Nobody may ever see them die: its lock is theirs, and goes with the last.
@@ -330,7 +266,7 @@ class Borrower:
             slot.channel = None
             self._lines.append(channel)
 
-    def _let_go(self, loan: _Loan) -> None:
+    def _let_go(self, loan: Loan) -> None:
         slot = loan.slot
         loan.place.region.locks.give_back(slot.index, Hold.BORROWER)
         self._forget(loan)
@@ -341,7 +277,7 @@ class Borrower:
         if slot.extensions or len(self._places) > MOST_IDLE:
             self._close_idle()
 
-    def _forget(self, loan: _Loan) -> None:
+    def _forget(self, loan: Loan) -> None:
         loan.place.loans.pop(loan.slot.index, None)
         self._loans.pop(loan.slot, None)
 

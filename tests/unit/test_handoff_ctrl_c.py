@@ -18,6 +18,7 @@ from shmlane import (
     SlotRef,
     Timeouts,
     borrowing,
+    loans,
     session_base,
 )
 from shmlane.claims import Hold, SlotLocks
@@ -153,7 +154,7 @@ def test_a_session_that_closes_at_any_moment_of_an_adoption_keeps_the_slot_or_no
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lease that comes of it has its slot alone, and gives it back."""
-    traced = {each.__file__ for each in (borrowing, session_base)}
+    traced = {each.__file__ for each in (borrowing, loans, session_base)}
     monkeypatch.setattr(interleaving, "_TRACED", traced)
 
     def adopt(borrower: Session, ref: SlotRef) -> Lease | None:
