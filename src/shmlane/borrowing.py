@@ -229,7 +229,7 @@ class Borrower:
             return
         if not self._is_at_rest(slot):
             if self._closed:
-                self._leave_to_views(loan)
+                self._leave(loan)
             return
         locks = loan.place.region.locks
         if loan.has_begun and not locks.take(slot.index, Hold.BORROWER):
@@ -240,8 +240,8 @@ class Borrower:
         self._disconnect(slot)
         self._let_go(loan)
 
-    def _leave_to_views(self, loan: Loan) -> None:
-        """Return a slot of a closed session that only views have.
+    def _leave(self, loan: Loan) -> None:
+        """Return a slot of a closed session to which views, or a lease, still lead.
 
         Nobody may ever see them die: its lock is theirs, and goes with the last.
         """
@@ -296,6 +296,23 @@ class Borrower:
         if not self._lock.locked():
             with self._lock:
                 self._close_idle()
+
+    def end(self) -> None:
+        """As `close`, when the interpreter ends: no lease need come back any more.
+
+        Of what the server still has, the regions stay in use as long as the process.
+        """
+        self.close()
+        # With none, nothing can hang: a forked child may have a lock that nobody frees.
+        if self._loans:
+            with self._lock:
+                for loan in tuple(self._loans.values()):
+                    self._leave(loan)
+                    if not loan.slot.server_hold:
+                        self._forget(loan)
+                self._close_idle()
+        # What has come meanwhile.
+        self.settle()
 
     def take_unused(self) -> list[str]:
         """Regions that are not in use here any more, each told of once."""

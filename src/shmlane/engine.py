@@ -283,14 +283,14 @@ class Engine:
     def take_back(self, *, at_exit: bool = False) -> None:
         """Unregister and remove what nobody uses any more.
 
-        Slots that a lease still holds are left to whoever gives them back, which no
-        thread that waits for a reply does any more when the interpreter ends. Called
-        from finalisers too, which may run in the middle of another such call of the
-        same thread: that one looks again when it is done.
+        Slots that a lease still holds are left to whoever gives them back. When the
+        interpreter ends, nobody does where a thread waits for a reply, or the slot is
+        another process's. Called from finalisers too, which may run in the middle of
+        another such call of the same thread: that one looks again when it is done.
         """
         if self.lender.has_stopped:
             # With each that comes back: nobody reads late replies any more.
-            self.borrower.close()
+            self.borrower.end() if at_exit else self.borrower.close()
         while not self._ending.locked():
             slots, unused = self._idle(at_exit=at_exit), self.borrower.take_unused()
             if not slots and not unused and (self._remains or self.memory.is_closed):
