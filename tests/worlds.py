@@ -144,7 +144,7 @@ def good(outcome: Outcome) -> dict[str, Array]:
 
 
 def serves_right(client: Client, *, first: float = 100.0) -> None:
-    """Every slot, with each of its two prepared requests."""
+    """Every slot, more than once."""
     all_come_back(client)
     count = 3 * client.stats().slots
     items = frames(*(first + number for number in range(count)))
