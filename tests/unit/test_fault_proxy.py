@@ -200,7 +200,9 @@ def test_what_is_no_whole_reply_ends_its_connection_and_does_not_come_twice(
             eventually(lambda: link.replies.passed == len(begun))
             proxy.on_replies(copies=2)
             server.sendall(b"tent-Length: 0\r\n\r\n" if begun else b"HTTP/1.1 200")
-            server.shutdown(socket.SHUT_WR)
+            # The proxy may have ended the connection by now.
+            with contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_WR)
             assert client.read() is None
             assert link.replies.passed == len(begun)
 
