@@ -7,7 +7,6 @@ choose between slots. One slot belongs to one lease at a time; nothing here lock
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
@@ -102,14 +101,18 @@ class RootWatch(weakref.ref[Array]):
     clears a reference that goes with its slot, though the root lives on with its views.
     """
 
-    __slots__ = ("has_died", "slot")
-    has_died: bool
+    __slots__ = ("_deaths", "_witness", "slot")
     slot: Slot
 
+    def __init__(self, root: Array, on_death: Callable[[RootWatch], None]) -> None:
+        super().__init__(root, on_death)  # type: ignore[call-arg]
+        self._deaths: list[object] = []
+        # Told without a line of Python, which Ctrl-C could come before.
+        self._witness = weakref.ref(root, self._deaths.append)
 
-def _note_death(on_death: Callable[[RootWatch], None], watch: RootWatch) -> None:
-    watch.has_died = True
-    on_death(watch)
+    @property
+    def has_died(self) -> bool:
+        return bool(self._deaths)
 
 
 class Slot:
@@ -246,8 +249,7 @@ class Slot:
             # Views may die in another thread meanwhile: this is asked only once.
             if tensor.root is NOTHING or tensor.is_at_rest:
                 continue
-            watch = RootWatch(tensor.root, functools.partial(_note_death, on_death))
-            watch.has_died = False
+            watch = RootWatch(tensor.root, on_death)
             watch.slot = self
             self.watches.append(watch)
             # The root is held until here: no watch can fire before it knows its slot.

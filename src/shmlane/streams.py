@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from .blocking import BlockingShell
@@ -85,6 +85,7 @@ class Course(Generic[L, I, R]):
 
     def run(self) -> Generator[R | Exception, None, None]:
         """Begins nothing, and needs no descriptor, before the first is asked for."""
+        self._looked = time.monotonic()
         outcomes, ready = self._outcomes, self._outcomes.ready
         flying, in_flight = self._flying, self._plan.in_flight
         with contextlib.closing(Board[Passage[L]].open()) as self._board:
@@ -278,11 +279,8 @@ class Course(Generic[L, I, R]):
             self._look(0)
 
     def _look(self, timeout: float | None) -> None:
-        count, flying = self._gathering.count, self._flying
-        if count > 1 and timeout != 0 and len(flying) == self._plan.in_flight:
-            # Fewer if a handler has left some to others meanwhile.
-            self._gather(list(flying)[count - 1 : count])
-            timeout = 0
+        if self._gathering.count > 1 and timeout != 0:
+            timeout = self._gather(timeout)
         came = self._board.wait(timeout)
         now = time.monotonic()
         self._gathering.note(len(came), self._looked, now)
@@ -300,16 +298,22 @@ class Course(Generic[L, I, R]):
                 passage.lease.release()
         self._landed.clear()
 
-    def _gather(self, last: Sequence[Passage[L]]) -> None:
-        """Wait, but not for long, until the reply of `last` has come.
+    def _gather(self, timeout: float | None) -> float | None:
+        """Wait, but not for long, until the reply of one that is not the oldest comes.
 
         By then those of older ones are there: replies come in the order of the
-        requests, more or less. Whoever rings the bell waits for that long.
+        requests, more or less. Whoever rings the bell waits for that long. Returns how
+        long is still to be waited for any.
         """
-        for passage in last:
-            channel = passage.slot.channel
-            if channel is None or not channel.comes_within(_GATHER):
-                self._gathering.note_failure(time.monotonic())
+        count, oldest = self._gathering.count, list(self._flying)
+        if len(oldest) < self._plan.in_flight:
+            return timeout
+        channel = oldest[count - 1].slot.channel
+        if channel is None:
+            return timeout
+        if not channel.comes_within(_GATHER):
+            self._gathering.note_failure(time.monotonic())
+        return 0
 
     def _end_overdue(self) -> None:
         for passage in self._timetable.overdue(self._flying):

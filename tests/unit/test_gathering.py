@@ -41,20 +41,16 @@ def test_replies_that_come_quickly_are_waited_for_together() -> None:
 
 def test_one_pause_counts_for_little_after_a_while() -> None:
     choice = Gathering(16)
-    for _ in range(3):
-        choice.note(1, NOW, NOW + AT_ONCE)
-    choice.note(0, NOW, NOW + 0.1)
+    choice.note(3, NOW, NOW + AT_ONCE)
+    now = NOW + 0.1
+    choice.note(0, NOW + AT_ONCE, now)
     assert choice.count == 1
-    for _ in range(100):
-        choice.note(1, NOW, NOW + AT_ONCE)
-    assert choice.count == 4
-    # Replies that are now slow and now quick are what they are on average.
-    counts = set()
-    for _ in range(100):
-        choice.note(1, NOW, NOW + 6 * AT_ONCE)
-        choice.note(1, NOW, NOW + AT_ONCE)
-        counts.add(choice.count)
-    assert counts == {4}
+    counts = []
+    for _ in range(1000):
+        choice.note(1, now, now + AT_ONCE)
+        now += AT_ONCE
+        counts.append(choice.count)
+    assert 4 in counts
 
 
 @pytest.mark.parametrize(
@@ -66,25 +62,48 @@ def test_few_of_those_in_flight_are_waited_for(in_flight: int, count: int) -> No
     assert choice.count == count
 
 
-def rest_of(choice: Gathering, now: float) -> float:
-    """Seconds, to a hundredth, from a failure until it waits for several again."""
-    choice.note_failure(now)
-    for hundredths in range(1000):
-        later = now + hundredths / 100 + AT_ONCE
-        choice.note(1, later - AT_ONCE, later)
-        if choice.count > 1:
-            return hundredths / 100
-    pytest.fail("it rests for ever")
+def share(choice: Gathering, *, together: float, alone: float, since: float) -> float:
+    """The part of ten seconds in which several are waited for.
+
+    together, alone: seconds for each reply, where several are and where each is.
+    """
+    now, spent = since, 0.0
+    while now < since + 10:
+        several = choice.count > 1
+        lasts = choice.count * (together if several else alone)
+        choice.note(choice.count, now, now + lasts)
+        spent += lasts if several else 0.0
+        now += lasts
+    return spent / 10
 
 
-def test_after_a_wait_in_vain_it_rests_and_longer_each_time() -> None:
+@pytest.mark.parametrize("together", [1e-5, 2e-5, 2.2e-5])
+def test_where_it_takes_no_longer_several_are_waited_for(together: float) -> None:
     choice = Gathering(16)
-    now, rests = NOW, []
-    for _ in range(9):
-        rests.append(rest_of(choice, now))
-        now += rests[-1] + LATER
-    assert rests == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
-    assert rest_of(choice, now + 2.0 + 1.1) == 0.05
+    assert share(choice, together=together, alone=2e-5, since=NOW) > 0.85
+
+
+@pytest.mark.parametrize("together", [2.5e-5, 4e-5, 9e-5])
+def test_where_it_takes_longer_it_is_only_tried(together: float) -> None:
+    choice = Gathering(16)
+    share(choice, together=together, alone=2e-5, since=NOW)
+    assert share(choice, together=together, alone=2e-5, since=NOW + 10) < 0.05
+    # And again, once it does not.
+    share(choice, together=2e-5, alone=2e-5, since=NOW + 20)
+    assert share(choice, together=2e-5, alone=2e-5, since=NOW + 30) > 0.85
+
+
+def test_slow_replies_are_never_waited_for_together() -> None:
+    assert share(Gathering(16), together=2e-4, alone=2e-4, since=NOW) == 0
+
+
+def test_a_wait_in_vain_ends_the_turn() -> None:
+    choice = Gathering(16)
+    choice.note(1, NOW, NOW + AT_ONCE)
+    assert choice.count == 4
+    choice.note_failure(NOW + 2 * AT_ONCE)
+    choice.note(1, NOW + 2 * AT_ONCE, NOW + 3 * AT_ONCE)
+    assert choice.count == 1
 
 
 # --- streams --------------------------------------------------------------------------
@@ -95,7 +114,8 @@ def gathers_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow replies are, and in whatever order they come."""
     monkeypatch.setattr(gathering, "_LEAST_IN_FLIGHT", SLOTS)
     monkeypatch.setattr(gathering, "_QUICK", 1e9)
-    monkeypatch.setattr(gathering, "_SHORT_REST", 0.0)
+    monkeypatch.setattr(gathering, "_TURNS_TOGETHER", (1e9, 0.0))
+    monkeypatch.setattr(gathering, "_TURNS_ALONE", (1e9, 0.0))
 
 
 @pytest.fixture
