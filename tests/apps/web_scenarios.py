@@ -35,7 +35,8 @@ def answers_from_all_slots(service: Service, *, count: int = 20) -> dict[str, in
     replies = load(service.port, range(20_000, 20_000 + count), clients=SLOTS)
     assert [reply.status for reply in replies] == [200] * count
     (slots,) = service.await_all_free().values()
-    assert slots["slots"] == SLOTS
+    # Spare ones, where a request that ended had views for a moment as others waited.
+    assert slots["slots"] - slots["spare_slots"] == SLOTS
     return slots
 
 
