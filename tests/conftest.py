@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmlane import engine
+from shmlane import engine, regions
 from shmlane.server import TritonServer, managed
 from tests.polling import eventually
 from tests.sessions import is_own, region_files
@@ -96,3 +96,10 @@ def _registered(servers: list[TritonServer]) -> set[str]:
         for server in servers
         for region in server.call("/v2/systemsharedmemory/status")[1]
     }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of /dev/shm, where nobody else looks, locks or cleans."""
+    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
+    return tmp_path

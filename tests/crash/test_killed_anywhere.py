@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shmlane import Session, regions
+from shmlane import Session
 from shmlane.inventory import clean_up
 from shmlane.testing import ScriptedServer, sink_model
 from tests.polling import eventually
@@ -64,12 +64,6 @@ for line in sys.stdin:
         live_until(int(line))
     print(os.waitstatus_to_exitcode(os.waitpid(client, 0)[1]), flush=True)
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture

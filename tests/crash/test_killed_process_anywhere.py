@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shmlane import HandoffExpired, Session, SlotRef, Timeouts, regions
+from shmlane import HandoffExpired, Session, SlotRef, Timeouts
 from shmlane.inventory import clean_up
 from shmlane.testing import ScriptedServer, sink_model
 from tests.polling import eventually
@@ -98,12 +98,6 @@ while line := sys.stdin.readline():
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 MOST_STEPS = 1000
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture

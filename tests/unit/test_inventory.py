@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from shmlane import regions
 from shmlane.inventory import ANY_SERVER, clean_up, list_regions
 from shmlane.testing import Answer, Close, Delay, ScriptedServer, Status, sink_model
 from tests.polling import eventually
@@ -23,12 +22,6 @@ IN_USE = Status(400, '{"error": "it is in use"}', model_runs=False)
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can give files away"
 )
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shmlane import control, regions
+from shmlane import control
 from shmlane.inventory import ask_server, clean_up, list_regions
 from shmlane.regions import PAGE_BYTES
 from shmlane.testing import ScriptedServer, sink_model
@@ -24,12 +24,6 @@ OTHERS = [
     "psm_2a",
     "my.shmlane.x",
 ]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture

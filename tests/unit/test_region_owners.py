@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from shmlane import regions
 from shmlane.inventory import clean_up
 from shmlane.regions import Region, owner_is_dead, region_files
 from tests.polling import eventually
@@ -44,13 +43,6 @@ def is_alive(path: str | Path) -> bool:
 
 def is_dead(path: str) -> bool:
     return not is_alive(path)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in place of /dev/shm, where nobody else looks, locks or cleans."""
-    monkeypatch.setattr(regions, "SHM_DIRECTORY", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture
