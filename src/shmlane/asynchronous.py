@@ -163,7 +163,7 @@ class AsyncShell:
                 begin_step = self._shell.begin_step
                 while not begin_step(slot, options, flight.deadline, flight):
                     await asyncio.sleep(STEP_PAUSE)
-            if not flight.is_ready:
+            if not flight.is_ready():
                 await self._work_in_time(lease, flight, self._make_ready, flight)
             while True:
                 outcome = await self._round_trip(lease, flight)

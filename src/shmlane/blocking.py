@@ -231,7 +231,7 @@ class BlockingShell:
         else:
             if options is not None and options.has_sequence:
                 self._await_last_step(slot, options, flight.deadline, flight)
-            if not flight.is_ready:
+            if not flight.is_ready():
                 self.make_ready(slot, flight.given, flight.deadline, options)
         while not flight.send(self._exchange):
             self.repair(flight, Verdict.SEND_AGAIN)

@@ -145,9 +145,18 @@ class Board(Generic[T]):
                 came.append(expected)
         return came
 
-    def _poll(self, timeout: float | None) -> list[tuple[int, int]]:
+    def stirred(self) -> set[int]:
+        """Descriptors of the connections on which something is to be read by now.
+
+        Of all that are watched; `wait` tells of it as if nobody had looked.
+        """
+        return {number for number, _ in self._poll(0, len(self._entries) + 1)}
+
+    def _poll(
+        self, timeout: float | None, most: int = _MOST_AT_ONCE
+    ) -> list[tuple[int, int]]:
         if sys.platform == "linux":
-            return self._poller.poll(timeout, _MOST_AT_ONCE)
+            return self._poller.poll(timeout, most)
         return self._poller.poll(None if timeout is None else timeout * 1e3)
 
     def _dismiss(self, number: int) -> None:

@@ -71,16 +71,19 @@ class Flight:
     def deadline(self) -> Deadline:
         return Deadline(self.limit, self.begun)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be sent as it is: connected, registered and built."""
+    def is_ready(self, *, is_quiet: bool = False) -> bool:
+        """Whether it can be sent as it is: connected, registered and built.
+
+        is_quiet: whether the connection has just been looked at, so that it need not be
+        now.
+        """
         prepared, channel = self.slot.prepared, self.slot.channel
         return (
             prepared is not None
             and prepared.given == self.given
             and prepared.options is self.options
             and channel is not None
-            and channel.is_quiet
+            and (is_quiet or channel.is_quiet)
         )
 
     @property

@@ -122,7 +122,7 @@ class AsyncLease(BaseLendingLease):
         shell.check_loop()
         api = triton_api(protocol)
         flight = Flight(slot, self._given, limit)
-        if not flight.is_ready:
+        if not flight.is_ready():
             prepare = engine.shell.make_ready
             with _Busy(self):
                 await shell.run_apart(self, prepare, slot, self._given, flight.deadline)

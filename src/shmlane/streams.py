@@ -11,7 +11,7 @@ import functools
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from .blocking import BlockingShell
@@ -22,6 +22,7 @@ from .flights import Timetable
 from .gathering import Gathering
 from .leases import BaseLease, Result
 from .passages import Passage
+from .slots import Slot
 from .stream_plan import StreamPlan
 from .trouble import timed_out
 from .workshop import Workshop
@@ -34,6 +35,9 @@ R = TypeVar("R")
 _SLOW_SOURCE = 1e-3
 # Between two results that are asked for, replies are looked for after so long.
 _LOOK_AGAIN = 1e-4
+# To look at all connections spares a look at each, for so long: items may be slow to
+# come and to write, and a connection may end meanwhile.
+_FRESH = 2e-4
 # So long, at most, a reply waits for others to be taken in with it.
 _GATHER = 1e-3
 
@@ -79,6 +83,8 @@ class Course(Generic[L, I, R]):
         self._gathering = Gathering(plan.in_flight)
         # Those whose slots are for the next items.
         self._landed: list[Passage[L]] = []
+        # Until when a look at all connections tells of each.
+        self._fresh_until = 0.0
         self._timetable = Timetable()
         self._board: Board[Passage[L]]
         self._workshop: Workshop | None = None
@@ -200,10 +206,11 @@ class Course(Generic[L, I, R]):
         self._flying[passage] = passage
         self._write(passage)
 
-    def _go_on(self, passage: Passage[L]) -> bool:
+    def _go_on(self, passage: Passage[L], stirred: Container[int]) -> bool:
         """Whether the next item is on its way in the place of the last.
 
         Not while the results that are there would wait for a slow source.
+        stirred: connections, by descriptor, on which something has come since.
         """
         outcomes = self._outcomes
         if self._source_is_slow or outcomes.room <= 0:
@@ -215,8 +222,15 @@ class Course(Generic[L, I, R]):
             return False
         if lease is None:
             return False
+        slot: Slot = lease._hold[1]
+        channel = slot.channel
+        is_quiet = (
+            slot is passage.slot
+            and channel is not None
+            and channel.fileno() not in stirred
+        )
         passage.lease = lease
-        passage.slot = lease._hold[1]
+        passage.slot = slot
         try:
             passage.item = self._waiting.popleft()
         except IndexError:
@@ -224,17 +238,21 @@ class Course(Generic[L, I, R]):
             return False
         passage.number = outcomes.begin()
         self._flying.move_to_end(passage)
-        self._write(passage)
+        self._write(passage, is_quiet=is_quiet)
         return True
 
-    def _write(self, passage: Passage[L]) -> None:
+    def _write(self, passage: Passage[L], *, is_quiet: bool = False) -> None:
+        """is_quiet: whether nothing had come on its connection after its last reply."""
         try:
             self._plan.write(passage.lease, passage.item)
+            # Neither by who had the slot in between, nor by `write`.
+            is_unused = passage.slot.epoch == passage.epoch + 1
             passage.depart()
         except Exception as error:
             self._fail(passage, error)
         else:
-            self._launch(passage, None)
+            is_quiet &= is_unused and passage.begun < self._fresh_until
+            self._launch(passage, None, is_quiet=is_quiet)
 
     def _written_in_thread(self, passage: Passage[L], error: Exception | None) -> None:
         """The slot was filled, or could not be."""
@@ -251,10 +269,14 @@ class Course(Generic[L, I, R]):
             self._launch(passage, None)
 
     def _launch(
-        self, passage: Passage[L], problem: Verdict | RequestLost | None
+        self,
+        passage: Passage[L],
+        problem: Verdict | RequestLost | None,
+        *,
+        is_quiet: bool = False,
     ) -> None:
         try:
-            is_ready = problem is None and passage.is_ready
+            is_ready = problem is None and passage.is_ready(is_quiet=is_quiet)
             if not (is_ready and passage.send(self._exchange)):
                 self._shell.launch(passage, problem)
             # As `_expect`, without its call.
@@ -291,9 +313,16 @@ class Course(Generic[L, I, R]):
             self._workshop.finish()
         if self._looked >= self._timetable.next:
             self._end_overdue()
-        # All at once: a server that is busy with the first finds the others there.
+        if self._landed:
+            self._go_on_with_all()
+
+    def _go_on_with_all(self) -> None:
+        """One after the other: a server busy with the first finds the others there."""
+        # One look at all connections costs little more than one at a single one.
+        stirred = self._board.stirred()
+        self._fresh_until = time.monotonic() + _FRESH
         for passage in self._landed:
-            if not self._go_on(passage):
+            if not self._go_on(passage, stirred):
                 self._flying.pop(passage, None)
                 passage.lease.release()
         self._landed.clear()

@@ -172,6 +172,30 @@ def test_more_than_one_wait_tells_of_is_told_by_the_next(board: Board[str]) -> N
             line.close()
 
 
+def test_a_look_finds_all_that_stirs_and_takes_nothing_from_a_wait(
+    board: Board[str],
+) -> None:
+    lines = [Line() for _ in range(MOST + 10)]
+    try:
+        for number, line in enumerate(lines):
+            board.expect(line, str(number))
+        assert board.stirred() == set()
+        board.wait(0)
+        for line in lines[2:]:
+            line.say()
+        lines[1].far.close()
+        stirred = {line.fileno() for line in lines[1:]}
+        assert board.stirred() == board.stirred() == stirred
+        told = board.wait(LONG)
+        # Also where nothing is expected any more.
+        assert board.stirred() == stirred
+        told += board.wait(LONG)
+        assert sorted(told, key=int) == [str(number) for number in range(1, len(lines))]
+    finally:
+        for line in lines:
+            line.close()
+
+
 def test_the_bell_ends_a_wait_or_the_next_one(
     board: Board[str], lines: list[Line]
 ) -> None:

@@ -92,16 +92,16 @@ def wire_gate() -> Iterator[Gate]:
 
 def test_a_flight_is_ready_once_its_slot_is(gate: Gate) -> None:
     slot, flight = gate.slot, gate.flight
-    assert flight.is_ready
-    assert not Flight(slot, 3, LONG).is_ready
+    assert flight.is_ready()
+    assert not Flight(slot, 3, LONG).is_ready()
     gate.comes(b"HTTP/1.1 408 Too slow\r\n")
-    eventually(lambda: not flight.is_ready, "an idle connection that speaks is dead")
+    eventually(lambda: not flight.is_ready(), "an idle connection that speaks is dead")
     gate.channel.close()
-    assert not flight.is_ready
+    assert not flight.is_ready()
     slot.channel = None
-    assert not flight.is_ready
+    assert not flight.is_ready()
     slot.prepared = None
-    assert not flight.is_ready
+    assert not flight.is_ready()
     assert flight.is_small
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -166,18 +167,30 @@ def test_a_closed_session_begins_no_other_item(single: Pair) -> None:
         assert server.regions == {}
 
 
-def test_a_connection_that_ends_while_an_item_is_written_costs_nothing(
-    single: Pair,
+@pytest.mark.parametrize("slots", [1, SLOTS])
+@pytest.mark.parametrize("memory", ["system", "wire"])
+def test_connections_that_end_while_an_item_is_written_cost_nothing(
+    memory: str, slots: int
 ) -> None:
-    server, session = single
+    """The first of several whose replies have been read: nothing is in flight then."""
 
     def write(lease: Lease, number: float) -> None:
         fill(lease, number)
-        if number == 3:
+        if number in (slots - 1, slots):
+            eventually(lambda: all_came(session), "all replies have come")
+        if number == slots:
             server.restart()
+            eventually(lambda: ends(session) == slots, "the ends of all have come")
+            # What was seen of the connections before that counts for so long.
+            over = time.monotonic() + streams._FRESH
+            eventually(lambda: time.monotonic() > over, "that time is over")
 
-    stream = session.stream(range(6), write=write, read=number_of)
-    assert list(stream) == list(range(6))
+    with flowing(slots=slots, memory=memory) as (server, session):
+        session.warmup()
+        stream = session.stream(range(4 * slots), write=write, read=number_of)
+        assert list(stream) == list(range(4 * slots))
+        assert session.stats().lost == 0
+        all_free(session)
 
 
 def test_slots_are_kept_busy_behind_results_that_wait(
@@ -221,6 +234,34 @@ def test_a_source_may_take_the_slot_itself(single: Pair) -> None:
             yield value_of(session.infer(item(number), timeout=LIMIT))
 
     stream = session.stream(items(), write=fill, read=number_of)
+    assert list(stream) == list(range(9))
+
+
+@pytest.mark.parametrize("user", ["source", "write"])
+def test_a_connection_that_ended_when_it_was_used_in_between_costs_nothing(
+    user: str, single: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However lately the stream has looked at it: that was before."""
+    server, session = single
+    monkeypatch.setattr(streams, "_FRESH", LIMIT)
+
+    def use(infer: Callable[[], Any]) -> None:
+        server.script(Truncate(10**6))
+        infer()
+        eventually(lambda: ends(session) == 1, "the end of the connection has come")
+
+    def items() -> Iterator[float]:
+        for number in range(9):
+            if user == "source":
+                use(lambda: session.infer(item(9), timeout=LIMIT))
+            yield number
+
+    def write(lease: Lease, number: float) -> None:
+        fill(lease, number)
+        if user == "write":
+            use(lease.infer)
+
+    stream = session.stream(items(), write=write, read=number_of)
     assert list(stream) == list(range(9))
 
 
