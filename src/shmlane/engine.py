@@ -255,15 +255,19 @@ class Engine:
         self.exchange.is_closed = True
         self.pool.close()
 
-    def close(self, *, wait: bool) -> None:
-        """After `begin_to_close`: wait for replies if asked to; end what is idle."""
+    def close(self, *, wait: bool, kept: Collection[Slot] = ()) -> None:
+        """After `begin_to_close`: wait for replies if asked to; end what is idle.
+
+        kept: slots whose replies are not waited for: their reader waits for this.
+        """
         # The thread that reads replies would wait for itself, in a future's callback.
         wait = wait and not self.receiver.is_this_thread
         try:
             if wait and not self.has_ended:
-                self._wait_for({Label.IN_FLIGHT, Label.LATE}, self._timeouts.infer)
+                unread = {Label.IN_FLIGHT, Label.LATE}
+                self._wait_for(unread, self._timeouts.infer, kept=kept)
                 # Lost requests are only waited for to leave no registration behind.
-                self._wait_for({Label.LOST}, self._timeouts.connect)
+                self._wait_for({Label.LOST}, self._timeouts.connect, kept=kept)
         finally:
             # A slot whose reply it has just seen is given back before this returns.
             self.receiver.stop()
@@ -271,12 +275,14 @@ class Engine:
             self.lender.stop()
             self.take_back()
 
-    def _wait_for(self, labels: set[Label], limit: float | None) -> None:
-        """Wait until no slot has one of these labels."""
+    def _wait_for(
+        self, labels: set[Label], limit: float | None, *, kept: Collection[Slot]
+    ) -> None:
+        """Wait until no slot has one of these labels, of those that are not kept."""
         deadline = Deadline(limit)
         while not deadline.has_passed:
             slots = (*self.pool.slots, *self.borrower.slots)
-            if not any(slot.label in labels for slot in slots):
+            if not any(slot.label in labels and slot not in kept for slot in slots):
                 return
             time.sleep(_CLOSE_PAUSE)
 

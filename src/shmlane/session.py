@@ -94,11 +94,10 @@ class Session(BaseSession):
         the next session or `shmlane clean`, so that it can be unregistered then. An
         interrupted close is finished by another.
         """
-        if wait:
-            for course in self._courses:
-                course.leave()
+        courses = self._courses if wait else ()
+        kept = [slot for course in courses for slot in course.leave()]
         self._begin_to_close()
-        self._end(wait=wait)
+        self._end(wait=wait, kept=kept)
 
     def __enter__(self) -> Session:
         return self.open()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Any, NoReturn, Self, SupportsIndex
 
@@ -239,10 +239,13 @@ class BaseSession:
                 self._engine.begin_to_close()
             self._state = CLOSED
 
-    def _end(self, *, wait: bool) -> None:
-        """After `_begin_to_close`: take back what is idle."""
+    def _end(self, *, wait: bool, kept: Collection[Slot] = ()) -> None:
+        """After `_begin_to_close`: take back what is idle.
+
+        wait: first wait for the replies of requests in flight, but those of `kept`.
+        """
         if self._engine is not None and self._state is not FORKED:
-            self._engine.close(wait=wait)
+            self._engine.close(wait=wait, kept=kept)
 
     def _end_at_exit(self) -> None:
         self._begin_to_close()

@@ -81,6 +81,8 @@ class Course(Generic[L, I, R]):
         # The longest in flight first.
         self._flying: OrderedDict[Passage[L], Passage[L]] = OrderedDict()
         self._gathering = Gathering(plan.in_flight)
+        # The one whose request is just being sent, or its reply read.
+        self._at_hand: Passage[L] | None = None
         # Those whose slots are for the next items.
         self._landed: list[Passage[L]] = []
         # Until when a look at all connections tells of each.
@@ -275,6 +277,7 @@ class Course(Generic[L, I, R]):
         *,
         is_quiet: bool = False,
     ) -> None:
+        self._at_hand = passage
         try:
             is_ready = problem is None and passage.is_ready(is_quiet=is_quiet)
             if not (is_ready and passage.send(self._exchange)):
@@ -286,6 +289,7 @@ class Course(Generic[L, I, R]):
         except Exception as error:
             self._fail_in_flight(passage, error)
             return
+        self._at_hand = None
         if passage.when < self._timetable.next:
             self._timetable.note(passage)
 
@@ -356,8 +360,10 @@ class Course(Generic[L, I, R]):
                 self._fail(passage, timed_out(passage.limit))
 
     def _land(self, passage: Passage[L]) -> None:
+        self._at_hand = passage
         # Left to others meanwhile: see `leave`.
         if passage not in self._flying:
+            self._at_hand = None
             return
         outcome: Answer | Verdict | RequestLost | None
         try:
@@ -367,6 +373,7 @@ class Course(Generic[L, I, R]):
         except Exception as error:
             self._fail_in_flight(passage, error)
             return
+        self._at_hand = None
         if isinstance(outcome, Answer):
             self._read(passage, Result(passage.slot, passage.epoch, outcome))
         elif outcome is None:
@@ -380,6 +387,7 @@ class Course(Generic[L, I, R]):
             self._fail(passage, error)
 
     def _fail(self, passage: Passage[L], error: Exception) -> None:
+        self._at_hand = None
         self._flying.pop(passage, None)
         passage.lease.release()
         self._outcomes.fail(passage.number, error)
@@ -412,22 +420,25 @@ class Course(Generic[L, I, R]):
         workshop.do(lambda: values.append(read(item, result)), ended, passage.lease)
         self._flying.pop(passage, None)
 
-    def leave(self) -> None:
+    def leave(self) -> list[Slot]:
         """The session closes: leave to others what only this thread could wait for.
 
         What is in flight is late from now on, and the stream ends with `PoolClosed`.
         Does nothing in another thread than that of the stream, which goes on to read.
+        Returns what nobody can wait for meanwhile, and the stream goes on to read.
         """
         if self._thread != threading.get_ident():
-            return
+            return []
+        at_hand = self._at_hand
         for passage in list(self._flying):
-            # Not one whose reply is just being read.
-            if passage.slot.server_hold:
+            # Not one whose reply has been read.
+            if passage.slot.server_hold and passage is not at_hand:
                 del self._flying[passage]
                 passage.lease.release()
                 self._end(PoolClosed("the session was closed before the reply came."))
                 # In a handler this may be right before the wait for all of them.
                 self._board.ring()
+        return [] if at_hand is None else [at_hand.slot]
 
     def disown(self) -> None:
         """In a forked child: what is in flight is the parent's, and this ends."""
@@ -435,6 +446,7 @@ class Course(Generic[L, I, R]):
 
     def _abandon(self) -> None:
         """Leave: what is in flight is late from now on."""
+        self._at_hand = None
         for passage in list(self._flying):
             passage.lease.release()
         self._flying.clear()

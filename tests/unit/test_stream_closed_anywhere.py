@@ -10,12 +10,22 @@ from typing import Any
 
 import pytest
 
-from shmlane import PoolClosed, gathering, session, streams
+from shmlane import (
+    PoolClosed,
+    RequestLost,
+    exchange,
+    flights,
+    gathering,
+    passages,
+    session,
+    streams,
+)
+from shmlane.testing import Reset
 from tests.unit.flowing import LIMIT, fill, flowing, number_of, outcome
 from tests.unit.one_slot import files_of
 
 ITEMS = 3
-FILES = {session.__file__, streams.__file__}
+FILES = {each.__file__ for each in (exchange, flights, passages, session, streams)}
 
 
 class At:
@@ -69,3 +79,34 @@ def test_a_stream_ends_and_nothing_is_left(
             assert (server.regions, files_of(server)) == ({}, []), moment
         moment, reached = moment + 1, at.was_reached
     assert moment > 50
+
+
+def test_closing_waits_for_what_ctrl_c_left_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with flowing(slots=1) as (server, opened):
+        stream = opened.stream(range(ITEMS), write=fill, read=number_of)
+        assert next(stream) == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(exchange.Exchange, "matches", interrupt)
+            # Whoever keeps the error keeps the stream.
+            with pytest.raises(KeyboardInterrupt) as kept:
+                next(stream)
+        opened.close()
+        assert (server.regions, files_of(server)) == ({}, [])
+        assert kept.traceback
+
+
+def test_closing_waits_for_what_was_lost_before() -> None:
+    with flowing(slots=1) as (server, opened):
+        stream = opened.stream(
+            range(ITEMS), write=fill, read=number_of, return_exceptions=True
+        )
+        assert next(stream) == 0
+        server.script(Reset())
+        assert isinstance(next(stream), RequestLost)
+        opened.close()
+        assert (server.regions, files_of(server)) == ({}, [])
