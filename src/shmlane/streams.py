@@ -10,8 +10,8 @@ import contextlib
 import functools
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Container, Generator, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from .blocking import BlockingShell
@@ -25,14 +25,13 @@ from .passages import Passage
 from .slots import Slot
 from .stream_plan import StreamPlan
 from .trouble import timed_out
+from .upcoming import Upcoming
 from .workshop import Workshop
 
 L = TypeVar("L", bound=BaseLease)
 I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
 
-# A source whose items take longer than this keeps results waiting, which then go first.
-_SLOW_SOURCE = 1e-3
 # Between two results that are asked for, replies are looked for after so long.
 _LOOK_AGAIN = 1e-4
 # To look at all connections spares a look at each, for so long: items may be slow to
@@ -70,13 +69,9 @@ class Course(Generic[L, I, R]):
         self._host = host
         self._shell = shell
         self._exchange = exchange
-        self._source: Iterator[I] = iter(items)
-        # An item that has been fetched and waits for a slot.
-        self._waiting: deque[I] = deque()
-        self._is_exhausted = False
+        self._upcoming = Upcoming(items, plan.outcomes)
         self._is_disowned = False
         self._thread = 0
-        self._source_is_slow = False
         self._looked = 0.0
         # The longest in flight first.
         self._flying: OrderedDict[Passage[L], Passage[L]] = OrderedDict()
@@ -120,7 +115,7 @@ class Course(Generic[L, I, R]):
     @property
     def _goes_on(self) -> bool:
         """Whether there may be results yet."""
-        return bool(not self._is_exhausted or self._waiting or self._busy)
+        return bool(self._upcoming.may_come or self._busy)
 
     @property
     def _busy(self) -> int:
@@ -136,13 +131,13 @@ class Course(Generic[L, I, R]):
     # --- beginning --------------------------------------------------------------------
 
     def _begin_what_fits(self) -> None:
-        outcomes = self._outcomes
+        outcomes, upcoming = self._outcomes, self._upcoming
         room = min(self._plan.in_flight - self._busy, outcomes.room)
         try:
             for _ in range(room):
-                if self._source_is_slow and self._has_news():
+                if upcoming.is_slow and self._has_news():
                     return
-                if not self._has_item():
+                if not upcoming.fetch():
                     return
                 lease = self._host._take_lease(wait=False)
                 if lease is None and not (self._busy or outcomes.ready):
@@ -152,44 +147,20 @@ class Course(Generic[L, I, R]):
                 if lease is None:
                     return
                 try:
-                    item = self._waiting.popleft()
+                    item = upcoming.take()
                 except IndexError:
                     # The session was closed in between: see `leave`.
                     lease.release()
                     return
                 self._begin(lease, item)
         except Exception as error:
-            self._end(error)
+            upcoming.end(error)
 
     def _has_news(self) -> bool:
         """Whether a result should be handed out before the next item is waited for."""
         if time.monotonic() - self._looked > _LOOK_AGAIN:
             self._look_if_busy()
         return bool(self._outcomes.ready)
-
-    def _has_item(self) -> bool:
-        """Whether there is one to begin; what the source raises ends the stream."""
-        if self._waiting:
-            return True
-        if self._is_exhausted:
-            return False
-        begun = time.monotonic()
-        try:
-            self._waiting.append(next(self._source))
-        except StopIteration:
-            self._is_exhausted = True
-            return False
-        except Exception as error:
-            self._end(error)
-            return False
-        self._source_is_slow = time.monotonic() - begun > _SLOW_SOURCE
-        return True
-
-    def _end(self, failure: Exception) -> None:
-        """Begin no more, because of what is not the fault of one item."""
-        self._outcomes.failure = failure
-        self._is_exhausted = True
-        self._waiting.clear()
 
     def _begin(self, lease: L, item: I) -> None:
         passage = Passage(
@@ -214,13 +185,13 @@ class Course(Generic[L, I, R]):
         Not while the results that are there would wait for a slow source.
         stirred: connections, by descriptor, on which something has come since.
         """
-        outcomes = self._outcomes
-        if self._source_is_slow or outcomes.room <= 0:
+        outcomes, upcoming = self._outcomes, self._upcoming
+        if upcoming.is_slow or outcomes.room <= 0:
             return False
         try:
-            lease = self._host._next_lease(passage.lease, self._has_item)
+            lease = self._host._next_lease(passage.lease, upcoming.fetch)
         except Exception as error:
-            self._end(error)
+            upcoming.end(error)
             return False
         if lease is None:
             return False
@@ -234,7 +205,7 @@ class Course(Generic[L, I, R]):
         passage.lease = lease
         passage.slot = slot
         try:
-            passage.item = self._waiting.popleft()
+            passage.item = upcoming.take()
         except IndexError:
             # The session was closed in between: see `leave`.
             return False
@@ -435,7 +406,9 @@ class Course(Generic[L, I, R]):
             if passage.slot.server_hold and passage is not at_hand:
                 del self._flying[passage]
                 passage.lease.release()
-                self._end(PoolClosed("the session was closed before the reply came."))
+                self._upcoming.end(
+                    PoolClosed("the session was closed before the reply came.")
+                )
                 # In a handler this may be right before the wait for all of them.
                 self._board.ring()
         return [] if at_hand is None else [at_hand.slot]

@@ -19,13 +19,15 @@ from shmlane import (
     passages,
     session,
     streams,
+    upcoming,
 )
 from shmlane.testing import Reset
 from tests.unit.flowing import LIMIT, fill, flowing, number_of, outcome
 from tests.unit.one_slot import files_of
 
 ITEMS = 3
-FILES = {each.__file__ for each in (exchange, flights, passages, session, streams)}
+WHERE = (exchange, flights, passages, session, streams, upcoming)
+FILES = {module.__file__ for module in WHERE}
 
 
 class At:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from shmlane import LeaseTimeout, streams
+from shmlane import LeaseTimeout, upcoming
 from tests.unit.flowing import Gates, fill, flowing, item, number_of
 
 _NO_TIME = 0.01
@@ -15,7 +15,7 @@ _NO_TIME = 0.01
 @pytest.fixture(autouse=True)
 def quick_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """All slots are in flight, however long a busy machine takes over the items."""
-    monkeypatch.setattr(streams, "_SLOW_SOURCE", 60.0)
+    monkeypatch.setattr(upcoming, "_SLOW", 60.0)
 
 
 def all_shut_but_the_first() -> Gates:

@@ -22,6 +22,7 @@ from shmlane import (
     Result,
     board,
     streams,
+    upcoming,
 )
 from shmlane.testing import Answer, Truncate
 from tests.patience import given_up
@@ -198,7 +199,7 @@ def test_slots_are_kept_busy_behind_results_that_wait(
 ) -> None:
     """However slowly results are asked for, as long as there is room for more."""
     # A busy machine makes no slow source of this one.
-    monkeypatch.setattr(streams, "_SLOW_SOURCE", 60.0)
+    monkeypatch.setattr(upcoming, "_SLOW", 60.0)
     with flowing(slots=SLOTS) as (server, session):
         stream = session.stream(itertools.count(), write=fill, read=number_of)
         for number, value in enumerate(itertools.islice(stream, 20)):

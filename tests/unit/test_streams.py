@@ -17,7 +17,7 @@ import rich.console
 import rich.progress
 
 from shmlane import LeaseTimeout, RequestOptions, Session, Timeouts, UsageError
-from shmlane.streams import _SLOW_SOURCE
+from shmlane.upcoming import _SLOW
 from tests.polling import eventually
 from tests.sessions import Array, all_free
 from tests.unit.asked import asked, session_on, words
@@ -245,7 +245,7 @@ def test_a_slow_source_keeps_no_result_that_is_there(
     def slow() -> Iterator[int]:
         for number in range(12):
             # As the next frame of a camera does.
-            time.sleep(2 * _SLOW_SOURCE)
+            time.sleep(2 * _SLOW)
             eventually(lambda: all_came(session))
             seen.append(len(handed))
             yield number
