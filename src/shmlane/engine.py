@@ -26,6 +26,7 @@ from .errors import (
     WireFallback,
 )
 from .exchange import Exchange
+from .fairness import Fairness
 from .handoff import SessionHandle
 from .inventory import clean_up
 from .layout import SlotLayout
@@ -92,6 +93,7 @@ class Engine:
             move_outputs=memory.move_outputs,
             retire=functools.partial(_replace, self.pool, self.borrower, memory),
         )
+        self.fairness = Fairness(self.pool)
         self.receiver = Receiver(
             exchange,
             self.shell,

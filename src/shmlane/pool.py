@@ -313,6 +313,11 @@ class SlotPool:
     # --- telling ----------------------------------------------------------------------
 
     @property
+    def free(self) -> int:
+        """How many slots can be had at once, more or less."""
+        return len(self._free)
+
+    @property
     def has_waiters(self) -> bool:
         return bool(self._waiters)
 

@@ -278,7 +278,15 @@ class Session(BaseSession):
         )
         limit = checked_limit(timeout, self._timeouts.infer)
         engine = self._ensure_open()
-        course = Course(plan, items, self, engine.shell, engine.exchange, limit=limit)
+        course = Course(
+            plan,
+            items,
+            self,
+            engine.shell,
+            engine.exchange,
+            engine.fairness,
+            limit=limit,
+        )
         self._courses.add(course)
         return Stream(course.run(), plan.outcomes)
 

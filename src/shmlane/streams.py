@@ -18,6 +18,7 @@ from .blocking import BlockingShell
 from .board import Board
 from .errors import PoolClosed, RequestLost, ShmlaneError
 from .exchange import Answer, Exchange, Verdict
+from .fairness import Fairness
 from .flights import Timetable
 from .gathering import Gathering
 from .leases import BaseLease, Result
@@ -59,6 +60,7 @@ class Course(Generic[L, I, R]):
         host: StreamHost[L],
         shell: BlockingShell,
         exchange: Exchange,
+        fairness: Fairness,
         *,
         limit: float | None,
     ) -> None:
@@ -69,6 +71,10 @@ class Course(Generic[L, I, R]):
         self._host = host
         self._shell = shell
         self._exchange = exchange
+        self._fairness = fairness
+        fairness.join(self)
+        # Whether it found no slot for an item.
+        self._lacks = False
         self._upcoming = Upcoming(items, plan.outcomes)
         self._is_disowned = False
         self._thread = 0
@@ -106,7 +112,7 @@ class Course(Generic[L, I, R]):
                         # While results are asked for slowly, replies make room.
                         if ready and time.monotonic() - self._looked > _LOOK_AGAIN:
                             self._look_if_busy()
-                    elif self._busy:
+                    elif self.busy:
                         self._look(self._timetable.remaining)
             finally:
                 self._abandon()
@@ -115,10 +121,10 @@ class Course(Generic[L, I, R]):
     @property
     def _goes_on(self) -> bool:
         """Whether there may be results yet."""
-        return bool(self._upcoming.may_come or self._busy)
+        return bool(self._upcoming.may_come or self.busy)
 
     @property
-    def _busy(self) -> int:
+    def busy(self) -> int:
         """How many items are on their way."""
         working = 0 if self._workshop is None else self._workshop.busy
         return len(self._flying) + working
@@ -131,20 +137,25 @@ class Course(Generic[L, I, R]):
     # --- beginning --------------------------------------------------------------------
 
     def _begin_what_fits(self) -> None:
-        outcomes, upcoming = self._outcomes, self._upcoming
-        room = min(self._plan.in_flight - self._busy, outcomes.room)
+        outcomes, upcoming, fairness = self._outcomes, self._upcoming, self._fairness
+        self._lacks = False
+        room = min(self._plan.in_flight - self.busy, outcomes.room)
         try:
             for _ in range(room):
                 if upcoming.is_slow and self._has_news():
                     return
+                if fairness.lacking and self.busy >= fairness.part:
+                    fairness.wake()
+                    return
                 if not upcoming.fetch():
                     return
                 lease = self._host._take_lease(wait=False)
-                if lease is None and not (self._busy or outcomes.ready):
+                if lease is None and not (self.busy or outcomes.ready):
                     # Others have the slots, and this waits in turn; but not with
                     # anything on its way, or in hand.
                     lease = self._host._take_lease(wait=True)
                 if lease is None:
+                    self._lacks = True
                     return
                 try:
                     item = upcoming.take()
@@ -187,6 +198,9 @@ class Course(Generic[L, I, R]):
         """
         outcomes, upcoming = self._outcomes, self._upcoming
         if upcoming.is_slow or outcomes.room <= 0:
+            return False
+        fairness = self._fairness
+        if fairness.lacking and self.busy > fairness.part:
             return False
         try:
             lease = self._host._next_lease(passage.lease, upcoming.fetch)
@@ -272,13 +286,14 @@ class Course(Generic[L, I, R]):
     # --- ending -----------------------------------------------------------------------
 
     def _look_if_busy(self) -> None:
-        if self._busy:
+        if self.busy:
             self._look(0)
 
     def _look(self, timeout: float | None) -> None:
         if self._gathering.count > 1 and timeout != 0:
             timeout = self._gather(timeout)
-        came = self._board.wait(timeout)
+        wait = self._wait_for_more if self._lacks else self._board.wait
+        came = wait(timeout)
         now = time.monotonic()
         self._gathering.note(len(came), self._looked, now)
         self._looked = now
@@ -290,6 +305,18 @@ class Course(Generic[L, I, R]):
             self._end_overdue()
         if self._landed:
             self._go_on_with_all()
+
+    def _wait_for_more(self, timeout: float | None) -> list[Passage[L]]:
+        """Wait for replies, or until another stream lets go of a slot."""
+        try:
+            self._fairness.ask(self)
+            return self._board.wait(timeout)
+        finally:
+            self._fairness.ask_no_more(self)
+
+    def wake(self) -> None:
+        """There are slots now. Called by other streams, in their threads."""
+        self._board.ring()
 
     def _go_on_with_all(self) -> None:
         """One after the other: a server busy with the first finds the others there."""
@@ -420,6 +447,7 @@ class Course(Generic[L, I, R]):
     def _abandon(self) -> None:
         """Leave: what is in flight is late from now on."""
         self._at_hand = None
+        self._fairness.ask_no_more(self)
         for passage in list(self._flying):
             passage.lease.release()
         self._flying.clear()

@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from shmlane import Lease
 from tests.polling import eventually
 from tests.sessions import all_free
 from tests.unit.flowing import (
     LIMIT,
+    Gates,
     Pair,
     fill,
     flowing,
@@ -48,6 +50,57 @@ def test_two_streams_share_the_slots_of_a_session(pair: Pair) -> None:
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(run, (0, 1000)))
     assert found == [list(range(60)), list(range(1000, 1060))]
+
+
+def test_a_stream_that_begins_later_gets_its_part_and_leaves_it_in_the_end() -> None:
+    gates = Gates()
+    numbers = {"first": range(40), "second": range(1000, 1010)}
+    for number in itertools.chain(*numbers.values()):
+        gates.shut(number)
+    written: dict[str, list[int]] = {name: [] for name in numbers}
+    with (
+        flowing(slots=SLOTS, gates=gates) as (_, session),
+        ThreadPoolExecutor(2) as pool,
+    ):
+
+        def flow(name: str) -> list[float]:
+            def write(lease: Lease, number: int) -> None:
+                fill(lease, number)
+                written[name].append(number)
+
+            return list(session.stream(numbers[name], write=write, read=number_of))
+
+        def has_written(first: int, second: int) -> None:
+            eventually(
+                lambda: [len(each) for each in written.values()] == [first, second],
+                lambda: f"{first} and {second} items are written, not {written}",
+            )
+
+        def let_pass(*items: int) -> None:
+            for number in items:
+                gates[number].set()
+
+        running = [pool.submit(flow, "first")]
+        has_written(4, 0)
+        running.append(pool.submit(flow, "second"))
+        eventually(lambda: session.stats().waits == 1, "the second waits in turn")
+        let_pass(0)
+        has_written(4, 1)
+        # Three and one are in flight. The next slot goes on, and no more than that.
+        let_pass(1)
+        has_written(4, 2)
+        let_pass(2, 3)
+        has_written(6, 2)
+        # Whoever has its part keeps it.
+        let_pass(1000)
+        has_written(6, 3)
+        let_pass(*numbers["second"])
+        assert running[1].result(LIMIT) == list(numbers["second"])
+        let_pass(4)
+        has_written(9, 10)
+        let_pass(*numbers["first"])
+        assert running[0].result(LIMIT) == list(numbers["first"])
+        all_free(session)
 
 
 def test_others_get_slots_while_a_stream_uses_all(shared: Pair) -> None:
