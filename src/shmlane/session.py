@@ -260,8 +260,8 @@ class Session(BaseSession):
         Requests are sent and replies read while results are asked for, and at no other
         time: for slots to use meanwhile, leave some with in_flight. Leaving the loop
         early, or `close`, leaves the slots in flight to come back with their late
-        replies. Raises `UsageError`, and what `lease`, `write`, `read` and
-        `Lease.infer` raise.
+        replies. Streams in several threads get as many slots as each other. Raises
+        `UsageError`, and what `lease`, `write`, `read` and `Lease.infer` raise.
         """
         plan = StreamPlan(
             items,

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from shmlane import Lease, Result, Session, Timeouts, flights, passages, streams
+from shmlane.engine import Engine
 from shmlane.futures import OwnedResult
 from shmlane.inventory import clean_up
 from shmlane.receiver import Receiver
@@ -193,10 +194,14 @@ def ends(session: Session) -> int:
     return len(poller.poll(0))
 
 
-def receiver_of(session: Session) -> Receiver:
+def engine_of(session: Session) -> Engine:
     engine = session._engine
     assert engine is not None
-    return engine.receiver
+    return engine
+
+
+def receiver_of(session: Session) -> Receiver:
+    return engine_of(session).receiver
 
 
 def is_idle(session: Session) -> None:

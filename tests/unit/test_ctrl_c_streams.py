@@ -11,6 +11,7 @@ from shmlane import Session, gathering
 from tests.polling import eventually
 from tests.unit.flowing import (
     Pair,
+    engine_of,
     fill,
     flowing,
     is_free,
@@ -60,13 +61,19 @@ def leave(session: Session) -> None:
         assert next(stream) == 0
 
 
+def lack(session: Session) -> None:
+    """A stream that waits for the slot of somebody else."""
+    with session.lease():
+        run(session)
+
+
 def all_slots_serve(session: Session, first: float) -> None:
     eventually(lambda: is_free(session), lambda: repr(session))
     numbers = [first, first + 1]
     assert list(session.stream(numbers, write=fill, read=number_of)) == numbers
 
 
-@pytest.mark.parametrize("use", [run, leave])
+@pytest.mark.parametrize("use", [run, leave, lack])
 def test_ctrl_c_at_any_moment_loses_no_slot(
     pair: Pair, use: Callable[[Session], None]
 ) -> None:
@@ -78,6 +85,7 @@ def test_ctrl_c_at_any_moment_loses_no_slot(
     before, threads = open_descriptors(), threading.active_count()
     moments = every(lambda moment: CtrlC(lambda: use(session), moment))
     for number, _ in enumerate(moments):
+        assert not engine_of(session).fairness.lacking
         all_slots_serve(session, number)
     assert session.stats().spare_slots == 0
     is_idle(session)
