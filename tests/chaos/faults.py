@@ -32,10 +32,17 @@ _LONGEST_TROUBLE = 1.0
 _LONGEST_RESPITE = 0.06
 _BREAKS = 10
 _SHM = Path("/dev/shm")
+_STRANGER = "stranger-{pid}-"
 _PAGE = 4096
 _LAST_FAULTS = 12
 _LAST_LINES = 20
 _STILL_WITHIN = 10.0
+
+
+def forget_strangers(pid: int) -> None:
+    """Remove what a stranger of that process was registering when it was killed."""
+    for path in _SHM.glob(_STRANGER.format(pid=pid) + "*"):
+        path.unlink()
 
 
 class Errand(NamedTuple):
@@ -157,7 +164,7 @@ class Playground:
         self.check_bystander()
         if self._bystander:
             self._ask(f"/v2/systemsharedmemory/region/{self._bystander}/unregister")
-        name = f"stranger-{secrets.token_hex(8)}"
+        name = _STRANGER.format(pid=os.getpid()) + secrets.token_hex(8)
         path = _SHM / name
         path.write_bytes(bytes(_PAGE))
         try:

@@ -19,6 +19,7 @@ from shmlane.errors import RegionError
 from shmlane.header import RegionHeader
 from shmlane.inventory import clean_up
 from tests.chaos.conductor import run, say
+from tests.chaos.faults import forget_strangers
 from tests.machine import children, is_running
 from tests.polling import eventually
 from tests.sessions import region_files
@@ -75,3 +76,4 @@ def test_no_process_outlives_a_conductor_that_is_killed(tmp_path: Path) -> None:
     assert started
     eventually(lambda: not any(map(is_running, started)), "all of them have ended")
     clean_up_after(started)
+    forget_strangers(conductor.pid)
