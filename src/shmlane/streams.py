@@ -101,18 +101,25 @@ class Course(Generic[L, I, R]):
             try:
                 if (threads := self._plan.threads()) is not None:
                     self._workshop = Workshop(threads, self._board)
+                was_away = False
                 while ready or self._goes_on:
                     self._thread = threading.get_ident()
                     if self._is_disowned:
                         raise self._host._unusable()
+                    if (
+                        was_away
+                        and ready
+                        and time.monotonic() - self._looked > _LOOK_AGAIN
+                    ):
+                        # While results are asked for slowly, replies make room.
+                        self._look_if_busy()
                     if len(flying) < in_flight:
                         self._begin_what_fits()
                     if ready:
+                        was_away = True
                         yield outcomes.take()
-                        # While results are asked for slowly, replies make room.
-                        if ready and time.monotonic() - self._looked > _LOOK_AGAIN:
-                            self._look_if_busy()
                     elif self.busy:
+                        was_away = False
                         self._look(self._timetable.remaining)
             finally:
                 self._abandon()

@@ -281,12 +281,19 @@ def test_views_outlive_their_stream_and_its_session() -> None:
         assert [float(view[0]) for view in views] == [0, 2]
 
 
-def test_a_fork_in_mid_stream_leaves_it_to_the_parent(shared: Pair) -> None:
+def test_a_fork_in_mid_stream_leaves_it_to_the_parent(
+    shared: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, session = shared
     stream = session.stream(range(30), write=fill, read=number_of)
-    values = [next(stream) for _ in range(5)]
+    values = [next(stream)]
+    eventually(lambda: all_came(session), "all replies have come")
+    # Others wait to be handed out then.
+    values.append(next(stream))
 
     def use() -> None:
+        # What it would find there is the parent's, and so is the bell.
+        monkeypatch.setattr(Board, "wait", lambda *_: pytest.fail("it looked"))
         with pytest.raises(ForkedSession):
             next(stream)
         assert list(stream) == []
