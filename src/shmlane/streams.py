@@ -328,8 +328,8 @@ class Course(Generic[L, I, R]):
     def _go_on_with_all(self) -> None:
         """One after the other: a server busy with the first finds the others there."""
         # One look at all connections costs little more than one at a single one.
-        stirred = self._board.stirred()
         self._fresh_until = time.monotonic() + _FRESH
+        stirred = self._board.stirred()
         for passage in self._landed:
             if not self._go_on(passage, stirred):
                 self._flying.pop(passage, None)

@@ -266,6 +266,28 @@ def test_a_connection_that_ended_when_it_was_used_in_between_costs_nothing(
     assert list(stream) == list(range(9))
 
 
+def test_connections_that_end_while_they_are_looked_at_cost_nothing(
+    single: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look tells of the moment when it began, however long it takes."""
+    server, session = single
+    look, looks = board.Board.stirred, itertools.count()
+
+    def stirred(self: board.Board[Any]) -> set[int]:
+        found = look(self)
+        if next(looks) == 3:
+            server.restart()
+            eventually(lambda: ends(session) == 1, "the end of the connection has come")
+            over = time.monotonic() + streams._FRESH
+            eventually(lambda: time.monotonic() > over, "what was seen is old")
+        return found
+
+    monkeypatch.setattr(board.Board, "stirred", stirred)
+    stream = session.stream(range(9), write=fill, read=number_of)
+    assert list(stream) == list(range(9))
+    assert next(looks) > 3
+
+
 @pytest.mark.parametrize("slots", [1, SLOTS])
 def test_a_source_may_wait_for_who_needs_a_slot(slots: int) -> None:
     """As the second stage of a pipeline does for the first."""
