@@ -27,6 +27,9 @@ class Fairness:
     on what the others leave. While it waits for more, those with more than their part
     let go of a slot with each reply. Safe to use from any thread.
 
+    Whoever has let go of slots says so with `wake`: the pool tells only those who wait
+    in its queue.
+
     lacking: those that wait for more.
     """
 
@@ -43,15 +46,21 @@ class Fairness:
 
     @property
     def part(self) -> int:
-        """How many slots a stream may have, of those that streams use or could."""
+        """How many slots a stream may have, of those that streams use or could.
+
+        One at least: with nothing on its way, a stream waits in turn.
+        """
         busy = [each.busy for each in self._streams]
         running = sum(count > 0 for count in busy) or 1
         # Rounded up: nothing is left over.
-        return -(-(sum(busy) + self._pool.free) // running)
+        return max(1, -(-(sum(busy) + self._pool.free) // running))
 
     def ask(self, stream: Sharer) -> None:
         """It waits for a slot of others, or for a reply, whatever comes first."""
         self.lacking[stream] = stream
+        # What came free before this could be seen was told to nobody.
+        if self._pool.free:
+            stream.wake()
 
     def ask_no_more(self, stream: Sharer) -> None:
         self.lacking.pop(stream, None)
@@ -59,7 +68,8 @@ class Fairness:
     def wake(self) -> None:
         """Tell whoever waits for slots, if there are any now."""
         if self._pool.free:
-            for stream in tuple(self.lacking):
+            # A list: made in one step, while other threads ask.
+            for stream in list(self.lacking):
                 stream.wake()
 
     def __repr__(self) -> str:

@@ -72,7 +72,6 @@ class Course(Generic[L, I, R]):
         self._shell = shell
         self._exchange = exchange
         self._fairness = fairness
-        fairness.join(self)
         # Whether it found no slot for an item.
         self._lacks = False
         self._upcoming = Upcoming(items, plan.outcomes)
@@ -91,6 +90,8 @@ class Course(Generic[L, I, R]):
         self._timetable = Timetable()
         self._board: Board[Passage[L]]
         self._workshop: Workshop | None = None
+        # Last: other threads ask it at once how much is on its way.
+        fairness.join(self)
 
     def run(self) -> Generator[R | Exception, None, None]:
         """Begins nothing, and needs no descriptor, before the first is asked for."""
@@ -150,12 +151,11 @@ class Course(Generic[L, I, R]):
         try:
             for _ in range(room):
                 if upcoming.is_slow and self._has_news():
-                    return
+                    break
                 if fairness.lacking and self.busy >= fairness.part:
-                    fairness.wake()
-                    return
+                    break
                 if not upcoming.fetch():
-                    return
+                    break
                 lease = self._host._take_lease(wait=False)
                 if lease is None and not (self.busy or outcomes.ready):
                     # Others have the slots, and this waits in turn; but not with
@@ -163,16 +163,18 @@ class Course(Generic[L, I, R]):
                     lease = self._host._take_lease(wait=True)
                 if lease is None:
                     self._lacks = True
-                    return
+                    break
                 try:
                     item = upcoming.take()
                 except IndexError:
                     # The session was closed in between: see `leave`.
                     lease.release()
-                    return
+                    break
                 self._begin(lease, item)
         except Exception as error:
             upcoming.end(error)
+        if fairness.lacking:
+            fairness.wake()
 
     def _has_news(self) -> bool:
         """Whether a result should be handed out before the next item is waited for."""
@@ -205,9 +207,6 @@ class Course(Generic[L, I, R]):
         """
         outcomes, upcoming = self._outcomes, self._upcoming
         if upcoming.is_slow or outcomes.room <= 0:
-            return False
-        fairness = self._fairness
-        if fairness.lacking and self.busy > fairness.part:
             return False
         try:
             lease = self._host._next_lease(passage.lease, upcoming.fetch)
@@ -327,11 +326,14 @@ class Course(Generic[L, I, R]):
 
     def _go_on_with_all(self) -> None:
         """One after the other: a server busy with the first finds the others there."""
+        fairness = self._fairness
+        # So many slots are for streams that lack them.
+        over = self.busy - fairness.part if fairness.lacking else 0
         # One look at all connections costs little more than one at a single one.
         self._fresh_until = time.monotonic() + _FRESH
         stirred = self._board.stirred()
-        for passage in self._landed:
-            if not self._go_on(passage, stirred):
+        for count, passage in enumerate(self._landed):
+            if count < over or not self._go_on(passage, stirred):
                 self._flying.pop(passage, None)
                 passage.lease.release()
         self._landed.clear()
@@ -460,3 +462,4 @@ class Course(Generic[L, I, R]):
         self._flying.clear()
         if self._workshop is not None:
             self._workshop.close()
+        self._fairness.wake()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
+from typing import Any, Self
 
 import pytest
 
-from shmlane import Lease
+from shmlane import Lease, streams
+from shmlane.fairness import Fairness, Sharer
 from tests.polling import eventually
 from tests.sessions import all_free
 from tests.unit.flowing import (
     LIMIT,
     Gates,
     Pair,
+    engine_of,
     fill,
     flowing,
     item,
@@ -52,55 +58,141 @@ def test_two_streams_share_the_slots_of_a_session(pair: Pair) -> None:
     assert found == [list(range(60)), list(range(1000, 1060))]
 
 
+class Flows:
+    """Two streams in threads of their own, whose items pass when they are told to."""
+
+    def __init__(self, *numbers: range, slots: int) -> None:
+        self.numbers = numbers
+        self.slots = slots
+        self._gates = Gates()
+        self._written: list[list[int]] = [[] for _ in numbers]
+
+    def __enter__(self) -> Self:
+        for number in itertools.chain(*self.numbers):
+            self._gates.shut(number)
+        with contextlib.ExitStack() as opened:
+            self._pool = opened.enter_context(ThreadPoolExecutor(len(self.numbers)))
+            flow = flowing(slots=self.slots, gates=self._gates)
+            _, self.session = opened.enter_context(flow)
+            # Whatever fails: the threads end.
+            opened.callback(self._gates.open_all)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
+
+    def begin(self, which: int) -> Future[list[float]]:
+        def write(lease: Lease, number: int) -> None:
+            fill(lease, number)
+            self._written[which].append(number)
+
+        def run() -> list[float]:
+            items = self.numbers[which]
+            return list(self.session.stream(items, write=write, read=number_of))
+
+        return self._pool.submit(run)
+
+    def begin_both(self) -> list[Future[list[float]]]:
+        """The second has the first slot that the first one lets go of."""
+        running = [self.begin(0)]
+        self.have_written(self.slots, 0)
+        running.append(self.begin(1))
+        eventually(lambda: self.session.stats().waits == 1, "the second waits in turn")
+        self.let_pass(0)
+        self.have_written(self.slots, 1)
+        return running
+
+    def have_written(self, *counts: int) -> None:
+        eventually(
+            lambda: [len(each) for each in self._written] == list(counts),
+            lambda: f"{counts} items are written, not {self._written}",
+        )
+
+    def let_pass(self, *numbers: int) -> None:
+        for number in numbers:
+            self._gates[number].set()
+
+    def end(self, running: list[Future[list[float]]]) -> None:
+        self._gates.open_all()
+        found = [each.result(LIMIT) for each in running]
+        assert found == [list(each) for each in self.numbers]
+        all_free(self.session)
+
+
 def test_a_stream_that_begins_later_gets_its_part_and_leaves_it_in_the_end() -> None:
-    gates = Gates()
-    numbers = {"first": range(40), "second": range(1000, 1010)}
-    for number in itertools.chain(*numbers.values()):
-        gates.shut(number)
-    written: dict[str, list[int]] = {name: [] for name in numbers}
-    with (
-        flowing(slots=SLOTS, gates=gates) as (_, session),
-        ThreadPoolExecutor(2) as pool,
-    ):
-
-        def flow(name: str) -> list[float]:
-            def write(lease: Lease, number: int) -> None:
-                fill(lease, number)
-                written[name].append(number)
-
-            return list(session.stream(numbers[name], write=write, read=number_of))
-
-        def has_written(first: int, second: int) -> None:
-            eventually(
-                lambda: [len(each) for each in written.values()] == [first, second],
-                lambda: f"{first} and {second} items are written, not {written}",
-            )
-
-        def let_pass(*items: int) -> None:
-            for number in items:
-                gates[number].set()
-
-        running = [pool.submit(flow, "first")]
-        has_written(4, 0)
-        running.append(pool.submit(flow, "second"))
-        eventually(lambda: session.stats().waits == 1, "the second waits in turn")
-        let_pass(0)
-        has_written(4, 1)
+    with Flows(range(40), range(1000, 1010), slots=SLOTS) as flows:
+        first, second = flows.begin_both()
         # Three and one are in flight. The next slot goes on, and no more than that.
-        let_pass(1)
-        has_written(4, 2)
-        let_pass(2, 3)
-        has_written(6, 2)
+        flows.let_pass(1)
+        flows.have_written(4, 2)
+        flows.let_pass(2, 3)
+        flows.have_written(6, 2)
         # Whoever has its part keeps it.
-        let_pass(1000)
-        has_written(6, 3)
-        let_pass(*numbers["second"])
-        assert running[1].result(LIMIT) == list(numbers["second"])
-        let_pass(4)
-        has_written(9, 10)
-        let_pass(*numbers["first"])
-        assert running[0].result(LIMIT) == list(numbers["first"])
-        all_free(session)
+        flows.let_pass(1000)
+        flows.have_written(6, 3)
+        flows.let_pass(*flows.numbers[1])
+        assert second.result(LIMIT) == list(flows.numbers[1])
+        flows.let_pass(4)
+        flows.have_written(9, 10)
+        flows.end([first, second])
+
+
+def test_a_stream_gets_what_another_leaves_that_has_nothing_more_to_send() -> None:
+    """Before any of its own replies comes."""
+    with Flows(range(3), range(1000, 1003), slots=3) as flows:
+        running = flows.begin_both()
+        flows.let_pass(1)
+        flows.have_written(3, 2)
+        flows.let_pass(2)
+        flows.have_written(3, 3)
+        flows.end(running)
+
+
+def test_a_stream_gets_what_comes_free_just_before_it_waits_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ask = Fairness.ask
+
+    def ask_late(self: Fairness, stream: Sharer) -> None:
+        lease.release()
+        ask(self, stream)
+
+    monkeypatch.setattr(Fairness, "ask", ask_late)
+    with Flows(range(2), slots=2) as flows, flows.session.lease() as lease:
+        running = [flows.begin(0)]
+        flows.have_written(2)
+        flows.end(running)
+
+
+def test_a_stream_that_is_just_being_made_counts_for_others(shared: Pair) -> None:
+    """In other threads, at any moment."""
+    _, session = shared
+    fairness, parts = engine_of(session).fairness, []
+
+    def count(frame: FrameType, _event: str, _arg: object) -> Any:
+        if frame.f_code.co_filename == streams.__file__:
+            parts.append(fairness.part)
+        return count
+
+    sys.settrace(count)
+    try:
+        stream = session.stream(range(9), write=fill, read=number_of)
+    finally:
+        sys.settrace(None)
+    assert parts
+    assert set(parts) == {SLOTS}
+    assert list(stream) == list(range(9))
+
+
+def test_a_stream_with_nothing_on_its_way_waits_in_turn_for_what_others_have(
+    shared: Pair,
+) -> None:
+    _, session = shared
+    leases = [session.lease() for _ in range(SLOTS)]
+    assert engine_of(session).fairness.part == 1
+    for lease in leases:
+        lease.release()
 
 
 def test_others_get_slots_while_a_stream_uses_all(shared: Pair) -> None:
