@@ -84,7 +84,10 @@ class Engine:
         self.borrower = Borrower(
             server=settings.url, model=settings.model, metadata=metadata
         )
-        give_back = functools.partial(_give_back, self.pool, self.borrower)
+        self.fairness = Fairness(self.pool)
+        give_back = functools.partial(
+            _give_back, self.pool, self.borrower, self.fairness
+        )
         drainer = Drainer(
             exchange,
             settings.endpoint,
@@ -93,7 +96,6 @@ class Engine:
             move_outputs=memory.move_outputs,
             retire=functools.partial(_replace, self.pool, self.borrower, memory),
         )
-        self.fairness = Fairness(self.pool)
         self.receiver = Receiver(
             exchange,
             self.shell,
@@ -392,9 +394,12 @@ def _callers_level() -> int:
     return level
 
 
-def _give_back(pool: SlotPool, borrower: Borrower, slot: Slot) -> None:
+def _give_back(
+    pool: SlotPool, borrower: Borrower, fairness: Fairness, slot: Slot
+) -> None:
     """Give a slot that no holder has to whoever it belongs to."""
     borrower.put_back(slot) if slot.is_borrowed else pool.put_back(slot)
+    fairness.wake()
 
 
 def _replace(

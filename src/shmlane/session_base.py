@@ -214,14 +214,19 @@ class BaseSession:
         self.url = settings.url
         self.model = settings.model
         self.version = settings.version
-        self._opening = threading.Lock()
+        # Not a plain lock: a signal handler may close what its own thread opens.
+        self._opening = threading.RLock()
+        self._is_closing = False
         self._courses: Weakly[Course[Any, Any, Any]] = Weakly()
         look_after(self)
 
     # --- opening and closing ----------------------------------------------------------
 
     def _open_once(self) -> None:
-        """Try once: between tries the lock is free, so that `close` can come in."""
+        """Try once: between tries the lock is free, so that `close` can come in.
+
+        Called by a signal handler of this thread, `close` comes in at any time.
+        """
         with self._opening:
             if self._state is OPEN:
                 return
@@ -229,12 +234,17 @@ class BaseSession:
                 raise self._unusable()
             self._engine = Engine.open(self._settings, session=weakref.ref(self))
             self._state = OPEN
+            if self._is_closing:
+                self._begin_to_close()
+                self._end(wait=False)
+                raise self._unusable()
 
     def _begin_to_close(self) -> None:
         """Begin nothing new; whoever waits for a slot gets `PoolClosed`."""
         with self._opening:
             if self._state is FORKED:
                 return
+            self._is_closing = True
             if self._engine is not None:
                 self._engine.begin_to_close()
             self._state = CLOSED
@@ -336,7 +346,7 @@ class BaseSession:
     def _disown(self) -> None:
         """In a forked child: memory and connections belong to the parent."""
         # Another thread of the parent may have held it; it does not exist here.
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
         if self._engine is not None and not self._engine.has_ended:
             self._state = FORKED
             self._engine.disown()

@@ -68,3 +68,6 @@ class Workshop:
         while self._leases:
             _, lease = self._leases.popitem()
             lease.release()
+        # Whoever keeps an error keeps the stream, which has nothing on its way.
+        self.busy = 0
+        self._ended.clear()

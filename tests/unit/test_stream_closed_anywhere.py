@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import FrameType
 from typing import Any
 
@@ -13,17 +13,19 @@ import pytest
 from shmlane import (
     PoolClosed,
     RequestLost,
+    engine,
     exchange,
     flights,
     gathering,
     passages,
     session,
+    session_base,
     streams,
     upcoming,
 )
 from shmlane.testing import Reset
 from tests.unit.flowing import LIMIT, fill, flowing, number_of, outcome
-from tests.unit.one_slot import files_of
+from tests.unit.one_slot import files_of, one_slot, serving
 
 ITEMS = 3
 WHERE = (exchange, flights, passages, session, streams, upcoming)
@@ -31,18 +33,25 @@ FILES = {module.__file__ for module in WHERE}
 
 
 class At:
-    """Calls `action` once, before the line number `moment` that runs of these files."""
+    """Calls `action` once, before line number `moment` that runs of these files."""
 
-    def __init__(self, moment: int, action: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        moment: int,
+        action: Callable[[], object],
+        *,
+        files: Container[str | None] = FILES,
+    ) -> None:
         self._left = moment
         self._action = action
+        self._files = files
 
     @property
     def was_reached(self) -> bool:
         return self._left < 0
 
     def __call__(self, frame: FrameType, event: str, _arg: object) -> Any:
-        if frame.f_code.co_filename not in FILES:
+        if frame.f_code.co_filename not in self._files:
             return None
         if event == "line":
             self._left -= 1
@@ -80,6 +89,30 @@ def test_a_stream_ends_and_nothing_is_left(
             assert isinstance(error, PoolClosed) or len(values) == ITEMS, error
             assert (server.regions, files_of(server)) == ({}, []), moment
         moment, reached = moment + 1, at.was_reached
+    assert moment > 50
+
+
+def test_a_session_that_its_own_thread_is_opening_is_closed_in_the_end() -> None:
+    files = {engine.__file__, session_base.__file__}
+    moment, reached = 0, True
+    with serving() as server:
+        while reached:
+            opened = one_slot(server.url)
+            at = At(moment, opened.close, files=files)
+            sys.settrace(at)
+            try:
+                opened.open()
+            except PoolClosed:
+                assert at.was_reached
+            finally:
+                sys.settrace(None)
+            reached = at.was_reached
+            if reached:
+                with pytest.raises(PoolClosed):
+                    opened.lease()
+            opened.close()
+            assert (server.regions, files_of(server)) == ({}, []), moment
+            moment += 1
     assert moment > 50
 
 

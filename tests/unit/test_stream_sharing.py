@@ -82,20 +82,24 @@ class Flows:
     def __exit__(self, *error: object) -> None:
         self._opened.close()
 
-    def begin(self, which: int) -> Future[list[float]]:
+    def begin(self, which: int, *, until: int | None = None) -> Future[list[float]]:
         def write(lease: Lease, number: int) -> None:
             fill(lease, number)
             self._written[which].append(number)
 
         def run() -> list[float]:
             items = self.numbers[which]
-            return list(self.session.stream(items, write=write, read=number_of))
+            with self.session.stream(items, write=write, read=number_of) as stream:
+                return list(itertools.islice(stream, until))
 
         return self._pool.submit(run)
 
-    def begin_both(self) -> list[Future[list[float]]]:
-        """The second has the first slot that the first one lets go of."""
-        running = [self.begin(0)]
+    def begin_both(self, *, until: int | None = None) -> list[Future[list[float]]]:
+        """The second has the first slot that the first one lets go of.
+
+        until: so many results the first one takes.
+        """
+        running = [self.begin(0, until=until)]
         self.have_written(self.slots, 0)
         running.append(self.begin(1))
         eventually(lambda: self.session.stats().waits == 1, "the second waits in turn")
@@ -146,6 +150,39 @@ def test_a_stream_gets_what_another_leaves_that_has_nothing_more_to_send() -> No
         flows.have_written(3, 2)
         flows.let_pass(2)
         flows.have_written(3, 3)
+        flows.end(running)
+
+
+def test_a_stream_gets_what_another_left_when_its_late_replies_have_come() -> None:
+    with Flows(range(3), range(1000, 1003), slots=3) as flows:
+        first, second = flows.begin_both(until=1)
+        assert first.result(LIMIT) == [0]
+        eventually(lambda: flows.session.stats().late == 2, "the others are late")
+        flows.let_pass(1)
+        flows.have_written(3, 2)
+        flows.let_pass(2)
+        flows.have_written(3, 3)
+        flows.let_pass(*flows.numbers[1])
+        assert second.result(LIMIT) == list(flows.numbers[1])
+        all_free(flows.session)
+
+
+def test_a_stream_that_has_ended_has_no_part() -> None:
+    """Not even one whose error is kept, and which had work in hand when it ended."""
+
+    def refuse(_lease: Lease, number: int) -> None:
+        raise ValueError(f"refused: {number}")
+
+    kept: list[BaseException] = []
+    with Flows(range(9), range(1000, 1009), slots=SLOTS) as flows:
+        for _ in range(2):
+            stream = flows.session.stream(range(9), write=refuse, workers=1)
+            with pytest.raises(ValueError, match="refused") as raised:
+                list(stream)
+            kept.append(raised.value)
+        running = flows.begin_both()
+        flows.let_pass(1)
+        flows.have_written(4, 2)
         flows.end(running)
 
 
