@@ -56,6 +56,7 @@ class Letterbox:
             raise TensorMismatch(
                 f"boxes of shape {boxes.shape} and dtype {boxes.dtype}; allowed are"
                 " real numbers of shape (..., 4): left, top, right, bottom.",
+                hint="" if boxes.size else "For none, np.reshape(found, (-1, 4)).",
                 shape=boxes.shape,
                 dtype=boxes.dtype,
             )
