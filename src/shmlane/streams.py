@@ -1,7 +1,8 @@
 """Many requests from one thread: a stream of items, each on a slot of its own.
 
-Owns when an item is begun, and the one wait for all replies. Refuses to decide in which
-order results leave (`outcomes`) and what replies mean (`exchange`).
+Owns when an item is begun, and what is done with its reply. Refuses to wait for replies
+(`fleet`), to decide in which order results leave (`outcomes`) and what replies mean
+(`exchange`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import contextlib
 import functools
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Container, Generator, Iterable
 from typing import Generic, Protocol, TypeVar
 
@@ -19,8 +19,7 @@ from .board import Board
 from .errors import PoolClosed, RequestLost, ShmlaneError
 from .exchange import Answer, Exchange, Verdict
 from .fairness import Fairness
-from .flights import Timetable
-from .gathering import Gathering
+from .fleet import Fleet
 from .leases import BaseLease, Result
 from .passages import Passage
 from .slots import Slot
@@ -38,8 +37,6 @@ _LOOK_AGAIN = 1e-4
 # To look at all connections spares a look at each, for so long: items may be slow to
 # come and to write, and a connection may end meanwhile.
 _FRESH = 2e-4
-# So long, at most, a reply waits for others to be taken in with it.
-_GATHER = 1e-3
 
 
 class StreamHost(Protocol[L]):
@@ -69,7 +66,6 @@ class Course(Generic[L, I, R]):
         self._limit = limit
         self._outcomes = plan.outcomes
         self._host = host
-        self._shell = shell
         self._exchange = exchange
         self._fairness = fairness
         # Whether it found no slot for an item.
@@ -77,31 +73,26 @@ class Course(Generic[L, I, R]):
         self._upcoming = Upcoming(items, plan.outcomes)
         self._is_disowned = False
         self._thread = 0
-        self._looked = 0.0
-        # The longest in flight first.
-        self._flying: OrderedDict[Passage[L], Passage[L]] = OrderedDict()
-        self._gathering = Gathering(plan.in_flight)
-        # The one whose request is just being sent, or its reply read.
-        self._at_hand: Passage[L] | None = None
+        self._fleet: Fleet[L] = Fleet(shell, exchange, plan.in_flight)
+        self._flying = self._fleet.flying
         # Those whose slots are for the next items.
         self._landed: list[Passage[L]] = []
         # Until when a look at all connections tells of each.
         self._fresh_until = 0.0
-        self._timetable = Timetable()
-        self._board: Board[Passage[L]]
         self._workshop: Workshop | None = None
         # Last: other threads ask it at once how much is on its way.
         fairness.join(self)
 
     def run(self) -> Generator[R | Exception, None, None]:
         """Begins nothing, and needs no descriptor, before the first is asked for."""
-        self._looked = time.monotonic()
+        fleet = self._fleet
+        fleet.looked = time.monotonic()
         outcomes, ready = self._outcomes, self._outcomes.ready
         flying, in_flight = self._flying, self._plan.in_flight
-        with contextlib.closing(Board[Passage[L]].open()) as self._board:
+        with contextlib.closing(Board[Passage[L]].open()) as fleet.board:
             try:
                 if (threads := self._plan.threads()) is not None:
-                    self._workshop = Workshop(threads, self._board)
+                    self._workshop = Workshop(threads, fleet.board)
                 was_away = False
                 while ready or self._goes_on:
                     self._thread = threading.get_ident()
@@ -110,7 +101,7 @@ class Course(Generic[L, I, R]):
                     if (
                         was_away
                         and ready
-                        and time.monotonic() - self._looked > _LOOK_AGAIN
+                        and time.monotonic() - fleet.looked > _LOOK_AGAIN
                     ):
                         # While results are asked for slowly, replies make room.
                         self._look_if_busy()
@@ -121,7 +112,7 @@ class Course(Generic[L, I, R]):
                         yield outcomes.take()
                     elif self.busy:
                         was_away = False
-                        self._look(self._timetable.remaining)
+                        self._look(fleet.timetable.remaining)
             finally:
                 self._abandon()
         outcomes.raise_failure()
@@ -178,7 +169,7 @@ class Course(Generic[L, I, R]):
 
     def _has_news(self) -> bool:
         """Whether a result should be handed out before the next item is waited for."""
-        if time.monotonic() - self._looked > _LOOK_AGAIN:
+        if time.monotonic() - self._fleet.looked > _LOOK_AGAIN:
             self._look_if_busy()
         return bool(self._outcomes.ready)
 
@@ -241,11 +232,10 @@ class Course(Generic[L, I, R]):
             # Neither by who had the slot in between, nor by `write`.
             is_unused = passage.slot.epoch == passage.epoch + 1
             passage.depart()
+            is_quiet &= is_unused and passage.begun < self._fresh_until
+            self._fleet.launch(passage, is_quiet=is_quiet)
         except Exception as error:
             self._fail(passage, error)
-        else:
-            is_quiet &= is_unused and passage.begun < self._fresh_until
-            self._launch(passage, None, is_quiet=is_quiet)
 
     def _written_in_thread(self, passage: Passage[L], error: Exception | None) -> None:
         """The slot was filled, or could not be."""
@@ -256,38 +246,9 @@ class Course(Generic[L, I, R]):
             return
         try:
             passage.depart()
+            self._fleet.launch(passage)
         except Exception as failure:
             self._fail(passage, failure)
-        else:
-            self._launch(passage, None)
-
-    def _launch(
-        self,
-        passage: Passage[L],
-        problem: Verdict | RequestLost | None,
-        *,
-        is_quiet: bool = False,
-    ) -> None:
-        self._at_hand = passage
-        try:
-            is_ready = problem is None and passage.is_ready(is_quiet=is_quiet)
-            if not (is_ready and passage.send(self._exchange)):
-                self._shell.launch(passage, problem)
-            # As `_expect`, without its call.
-            channel = passage.slot.channel
-            assert channel is not None
-            self._board.expect(channel, passage)
-        except Exception as error:
-            self._fail_in_flight(passage, error)
-            return
-        self._at_hand = None
-        if passage.when < self._timetable.next:
-            self._timetable.note(passage)
-
-    def _expect(self, passage: Passage[L]) -> None:
-        channel = passage.slot.channel
-        assert channel is not None
-        self._board.expect(channel, passage)
 
     # --- ending -----------------------------------------------------------------------
 
@@ -296,18 +257,13 @@ class Course(Generic[L, I, R]):
             self._look(0)
 
     def _look(self, timeout: float | None) -> None:
-        if self._gathering.count > 1 and timeout != 0:
-            timeout = self._gather(timeout)
-        wait = self._wait_for_more if self._lacks else self._board.wait
-        came = wait(timeout)
-        now = time.monotonic()
-        self._gathering.note(len(came), self._looked, now)
-        self._looked = now
+        fleet = self._fleet
+        came = self._wait_for_more(timeout) if self._lacks else fleet.wait(timeout)
         for passage in came:
             self._land(passage)
         if self._workshop is not None:
             self._workshop.finish()
-        if self._looked >= self._timetable.next:
+        if fleet.looked >= fleet.timetable.next:
             self._end_overdue()
         if self._landed:
             self._go_on_with_all()
@@ -316,13 +272,13 @@ class Course(Generic[L, I, R]):
         """Wait for replies, or until another stream lets go of a slot."""
         try:
             self._fairness.ask(self)
-            return self._board.wait(timeout)
+            return self._fleet.wait(timeout)
         finally:
             self._fairness.ask_no_more(self)
 
     def wake(self) -> None:
         """There are slots now. Called by other streams, in their threads."""
-        self._board.ring()
+        self._fleet.board.ring()
 
     def _go_on_with_all(self) -> None:
         """One after the other: a server busy with the first finds the others there."""
@@ -331,46 +287,31 @@ class Course(Generic[L, I, R]):
         over = self.busy - fairness.part if fairness.lacking else 0
         # One look at all connections costs little more than one at a single one.
         self._fresh_until = time.monotonic() + _FRESH
-        stirred = self._board.stirred()
+        stirred = self._fleet.board.stirred()
         for count, passage in enumerate(self._landed):
             if count < over or not self._go_on(passage, stirred):
                 self._flying.pop(passage, None)
                 passage.lease.release()
         self._landed.clear()
 
-    def _gather(self, timeout: float | None) -> float | None:
-        """Wait, but not for long, until the reply of one that is not the oldest comes.
-
-        By then those of older ones are there: replies come in the order of the
-        requests, more or less. Whoever rings the bell waits for that long. Returns how
-        long is still to be waited for any.
-        """
-        count, oldest = self._gathering.count, list(self._flying)
-        if len(oldest) < self._plan.in_flight:
-            return timeout
-        channel = oldest[count - 1].slot.channel
-        if channel is None:
-            return timeout
-        if not channel.comes_within(_GATHER):
-            self._gathering.note_failure(time.monotonic())
-        return 0
-
     def _end_overdue(self) -> None:
-        for passage in self._timetable.overdue(self._flying):
+        fleet = self._fleet
+        for passage in fleet.timetable.overdue(self._flying):
             if passage in self._landed:
                 # Its reply has just been read: what is behind that is not its own.
                 continue
             # What has come in time is in time, whatever kept this thread from it.
             self._land(passage)
             if passage in self._flying and passage not in self._landed:
-                self._board.forget(passage)
+                fleet.board.forget(passage)
                 self._fail(passage, timed_out(passage.limit))
 
     def _land(self, passage: Passage[L]) -> None:
-        self._at_hand = passage
+        fleet = self._fleet
+        fleet.at_hand = passage
         # Left to others meanwhile: see `leave`.
         if passage not in self._flying:
-            self._at_hand = None
+            fleet.at_hand = None
             return
         outcome: Answer | Verdict | RequestLost | None
         try:
@@ -378,26 +319,28 @@ class Course(Generic[L, I, R]):
         except RequestLost as error:
             outcome = error
         except Exception as error:
-            self._fail_in_flight(passage, error)
+            fleet.at_hand = None
+            self._fail(passage, error)
             return
-        self._at_hand = None
+        fleet.at_hand = None
         if isinstance(outcome, Answer):
             self._read(passage, Result(passage.slot, passage.epoch, outcome))
         elif outcome is None:
-            self._expect(passage)
+            fleet.expect(passage)
         else:
-            self._launch(passage, outcome)
+            self._send_again(passage, outcome)
 
-    def _fail_in_flight(self, passage: Passage[L], error: Exception) -> None:
-        # What was left to others in between has lost its connection: see `leave`.
-        if passage in self._flying:
+    def _send_again(self, passage: Passage[L], problem: Verdict | RequestLost) -> None:
+        try:
+            self._fleet.launch(passage, problem)
+        except Exception as error:
             self._fail(passage, error)
 
     def _fail(self, passage: Passage[L], error: Exception) -> None:
-        self._at_hand = None
-        self._flying.pop(passage, None)
-        passage.lease.release()
-        self._outcomes.fail(passage.number, error)
+        # What was left to others in between has lost its connection: see `leave`.
+        if self._flying.pop(passage, None) is not None:
+            passage.lease.release()
+            self._outcomes.fail(passage.number, error)
 
     def _read(self, passage: Passage[L], result: Result) -> None:
         if self._workshop is not None:
@@ -418,11 +361,11 @@ class Course(Generic[L, I, R]):
         read, item = self._plan.read, passage.item
 
         def ended(error: Exception | None) -> None:
-            if error is not None:
-                self._fail(passage, error)
-                return
             passage.lease.release()
-            self._outcomes.finish(passage.number, values[0])
+            if error is None:
+                self._outcomes.finish(passage.number, values[0])
+            else:
+                self._outcomes.fail(passage.number, error)
 
         workshop.do(lambda: values.append(read(item, result)), ended, passage.lease)
         self._flying.pop(passage, None)
@@ -436,17 +379,11 @@ class Course(Generic[L, I, R]):
         """
         if self._thread != threading.get_ident():
             return []
-        at_hand = self._at_hand
-        for passage in list(self._flying):
-            # Not one whose reply has been read.
-            if passage.slot.server_hold and passage is not at_hand:
-                del self._flying[passage]
-                passage.lease.release()
-                self._upcoming.end(
-                    PoolClosed("the session was closed before the reply came.")
-                )
-                # In a handler this may be right before the wait for all of them.
-                self._board.ring()
+        if self._fleet.leave():
+            self._upcoming.end(
+                PoolClosed("the session was closed before the reply came.")
+            )
+        at_hand = self._fleet.at_hand
         return [] if at_hand is None else [at_hand.slot]
 
     def disown(self) -> None:
@@ -455,11 +392,8 @@ class Course(Generic[L, I, R]):
 
     def _abandon(self) -> None:
         """Leave: what is in flight is late from now on."""
-        self._at_hand = None
         self._fairness.ask_no_more(self)
-        for passage in list(self._flying):
-            passage.lease.release()
-        self._flying.clear()
+        self._fleet.abandon()
         if self._workshop is not None:
             self._workshop.close()
         self._fairness.wake()

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmlane import Lease, Result, Session, Timeouts, flights, passages, streams
+from shmlane import Lease, Result, Session, Timeouts, fleet, flights, passages, streams
 from shmlane.engine import Engine
 from shmlane.futures import OwnedResult
 from shmlane.inventory import clean_up
@@ -213,7 +213,7 @@ def is_idle(session: Session) -> None:
 def let_time_pass(monkeypatch: pytest.MonkeyPatch, seconds: float = 2 * LIMIT) -> None:
     """As if whoever keeps the time of requests had not run for so long."""
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
-    for module in (flights, passages, streams):
+    for module in (fleet, flights, passages, streams):
         monkeypatch.setattr(module, "time", later)
 
 

@@ -15,6 +15,7 @@ from shmlane import (
     RequestLost,
     engine,
     exchange,
+    fleet,
     flights,
     gathering,
     passages,
@@ -28,7 +29,7 @@ from tests.unit.flowing import LIMIT, fill, flowing, number_of, outcome
 from tests.unit.one_slot import files_of, one_slot, serving
 
 ITEMS = 3
-WHERE = (exchange, flights, passages, session, streams, upcoming)
+WHERE = (exchange, fleet, flights, passages, session, streams, upcoming)
 FILES = {module.__file__ for module in WHERE}
 
 
