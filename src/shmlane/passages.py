@@ -48,7 +48,7 @@ class Passage(Flight, Generic[L]):
         if lease._slot is None or slot.server_hold or ~given & slot.required:
             raise lease._not_ready(lease._slot)
         self.epoch = slot.epoch = slot.epoch + 1
-        # As when it was made: this is the next request on the same slot.
+        # As `Flight.__init__`, without a call: the next request on the same slot.
         self.given = given
         self.begun = begun = time.monotonic()
         limit = self.limit

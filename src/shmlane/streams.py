@@ -373,9 +373,10 @@ class Course(Generic[L, I, R]):
     def leave(self) -> list[Slot]:
         """The session closes: leave to others what only this thread could wait for.
 
-        What is in flight is late from now on, and the stream ends with `PoolClosed`.
-        Does nothing in another thread than that of the stream, which goes on to read.
-        Returns what nobody can wait for meanwhile, and the stream goes on to read.
+        What is in flight is late from now on, and the stream ends with `PoolClosed`. In
+        another thread than that of the stream this does nothing: the stream reads on.
+        Returns the slot that it was just busy with, where this is a signal handler: to
+        wait for that would be in vain, for the stream goes on with it afterwards.
         """
         if self._thread != threading.get_ident():
             return []

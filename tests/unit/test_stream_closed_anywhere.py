@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Container
 from types import FrameType
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 
 from shmlane import (
+    Lease,
     PoolClosed,
     RequestLost,
+    Result,
     engine,
     exchange,
     fleet,
@@ -25,7 +29,9 @@ from shmlane import (
     upcoming,
 )
 from shmlane.testing import Reset
-from tests.unit.flowing import LIMIT, fill, flowing, number_of, outcome
+from tests.polling import eventually
+from tests.unit.asked import asked
+from tests.unit.flowing import LIMIT, Gates, fill, flowing, number_of, outcome
 from tests.unit.one_slot import files_of, one_slot, serving
 
 ITEMS = 3
@@ -115,6 +121,52 @@ def test_a_session_that_its_own_thread_is_opening_is_closed_in_the_end() -> None
             assert (server.regions, files_of(server)) == ({}, []), moment
             moment += 1
     assert moment > 50
+
+
+@pytest.mark.parametrize("where", ["write", "read"])
+def test_a_stream_whose_own_functions_infer_ends_as_any_other(where: str) -> None:
+    """Their request is left to others, too; what becomes of it then is no error."""
+    leases: dict[float, Lease] = {}
+    gates = Gates()
+    gate = gates.shut(9)
+
+    def infer(number: float) -> None:
+        if number == 1:
+            fill(leases[number], 9)
+            interrupting.start()
+            leases[number].infer()
+
+    def write(lease: Lease, number: float) -> None:
+        leases[number] = lease
+        if where == "write":
+            infer(number)
+        fill(lease, number)
+
+    def read(number: float, result: Result) -> float:
+        value = number_of(number, result)
+        if where == "read":
+            infer(number)
+        return value
+
+    with flowing(slots=1, gates=gates) as (server, opened):
+
+        def interrupt() -> None:
+            count = 2 if where == "write" else 3
+            eventually(lambda: len(asked(server)) == count, "its request has come")
+            signal.pthread_kill(home, signal.SIGUSR1)
+            eventually(lambda: opened.stats().late == 1, "it is left to others")
+            gate.set()
+
+        home, interrupting = threading.get_ident(), threading.Thread(target=interrupt)
+        before = signal.signal(signal.SIGUSR1, lambda *_: opened.close())
+        try:
+            values, error = outcome(opened.stream(range(3), write=write, read=read))
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        interrupting.join()
+        assert isinstance(error, PoolClosed)
+        assert values == [0]
+        assert (server.regions, files_of(server)) == ({}, [])
 
 
 def test_closing_waits_for_what_ctrl_c_left_in_flight(
