@@ -26,7 +26,7 @@ _GATHER = 1e-3
 
 
 class Fleet(Generic[L]):
-    """The passages of one stream; used in its thread alone.
+    """The passages of one stream, used in its thread; `abandon` may come in another.
 
     flying: those in flight or about to be, the longest first. at_hand: the one whose
     request is just being sent, or its reply read. board: where replies are watched for,
@@ -122,11 +122,10 @@ class Fleet(Generic[L]):
         Not of the one at hand, nor of one whose reply has been read.
         """
         at_hand = self.at_hand
-        left = [each for each in self.flying if each.slot.server_hold]
+        left = [each for each in list(self.flying) if each.slot.server_hold]
         left = [each for each in left if each is not at_hand]
         for passage in left:
-            del self.flying[passage]
-            passage.lease.release()
+            self._let_go(passage)
         if left:
             # In a handler this may be right before the wait for all of them.
             self.board.ring()
@@ -136,8 +135,13 @@ class Fleet(Generic[L]):
         """Let go of all: what is in flight is late from now on."""
         self.at_hand = None
         for passage in list(self.flying):
+            self._let_go(passage)
+
+    def _let_go(self, passage: Passage[L]) -> None:
+        # Once: a stream that is dropped may end in any thread, while its own closes the
+        # session.
+        if self.flying.pop(passage, None) is not None:
             passage.lease.release()
-        self.flying.clear()
 
     def __repr__(self) -> str:
         return f"<Fleet {len(self.flying)} of at most {self._most} in flight>"

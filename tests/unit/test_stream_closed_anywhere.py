@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Container
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
@@ -66,6 +68,10 @@ class At:
                 sys.settrace(None)
                 self._action()
         return self
+
+
+def in_time(begin: Callable[[], Future[None]]) -> None:
+    begin().result(LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +173,25 @@ def test_a_stream_whose_own_functions_infer_ends_as_any_other(where: str) -> Non
         assert isinstance(error, PoolClosed)
         assert values == [0]
         assert (server.regions, files_of(server)) == ({}, [])
+
+
+def test_a_stream_may_end_in_another_thread_while_its_own_closes_the_session() -> None:
+    """As one does that is dropped: the collector runs anywhere."""
+    moment, reached = 0, True
+    while reached:
+        with flowing(slots=2) as (server, opened), ThreadPoolExecutor(1) as pool:
+            stream = opened.stream(range(9), write=fill, read=number_of)
+            assert next(stream) == 0
+            ending = functools.partial(pool.submit, stream.close)
+            at = At(moment, functools.partial(in_time, ending))
+            sys.settrace(at)
+            try:
+                opened.close()
+            finally:
+                sys.settrace(None)
+            assert (server.regions, files_of(server)) == ({}, []), moment
+        moment, reached = moment + 1, at.was_reached
+    assert moment > 10
 
 
 def test_closing_waits_for_what_ctrl_c_left_in_flight(

@@ -28,7 +28,7 @@ from shmlane.testing import Answer, Truncate
 from tests.patience import given_up
 from tests.polling import eventually
 from tests.sessions import Array, all_free
-from tests.unit.asked import asked
+from tests.unit.asked import asked, slots_of
 from tests.unit.flowing import (
     LIMIT,
     SIZE,
@@ -264,6 +264,33 @@ def test_a_connection_that_ended_when_it_was_used_in_between_costs_nothing(
 
     stream = session.stream(items(), write=write, read=number_of)
     assert list(stream) == list(range(9))
+
+
+@pytest.mark.parametrize("memory", ["system", "wire"])
+def test_what_was_seen_of_one_connection_tells_nothing_of_another(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the next item is on another slot, which looks as if nobody had it."""
+    monkeypatch.setattr(streams, "_FRESH", LIMIT)
+    with flowing(slots=2, memory=memory) as (server, session):
+        session.warmup()
+
+        def items() -> Iterator[float]:
+            yield 0
+            with session.lease() as lease:
+                # This one has the slot of the item before, and the next has the other.
+                mine = lease.held
+                (other,) = (each for each in slots_of(session) if each is not mine)
+                assert mine is not None
+                other.epoch = mine.epoch
+                server.restart()
+                eventually(lambda: ends(session) == 2, "both connections have ended")
+                yield 1
+            yield 2
+
+        stream = session.stream(items(), write=fill, read=number_of, in_flight=1)
+        assert list(stream) == [0, 1, 2]
+        all_free(session)
 
 
 def test_connections_that_end_while_they_are_looked_at_cost_nothing(
