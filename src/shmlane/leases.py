@@ -352,7 +352,7 @@ class BaseLease(Holder):
         return InputMissing(
             f"nothing was written to input {', '.join(map(repr, missing))} in this"
             " lease; sending it would send an earlier caller's data.",
-            hint="Fill lease[name], or lease.write(name, array), before infer.",
+            hint="Fill lease[name] or lease.write(name, ...); infer({...}) needs all.",
             missing=missing,
         )
 

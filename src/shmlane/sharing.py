@@ -135,7 +135,7 @@ class Claims:
         return SlotsClaimed(
             f"{count} slots of {self.region.name} are wanted, {found} of its {slots}"
             f" are unclaimed; processes that have claimed others: {pids}.",
-            hint="Claim fewer, end one of those, or share more:"
+            hint=f"Claim fewer{', end one of those' if holders else ''}, or share more:"
             " session.share(slots=...).",
             wanted=count,
             unclaimed=found,

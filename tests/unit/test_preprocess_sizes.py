@@ -258,7 +258,9 @@ def test_boxes_are_clipped_and_keep_their_shape() -> None:
     found = box.boxes_back(outside)
     assert found.dtype == np.float32
     assert found.tolist() == [[[0, 0, 200, 100], [0, 0, 200, 0]]]
-    assert box.boxes_back(np.empty((0, 4))).shape == (0, 4)
+    nothing: tuple[Any, ...] = (np.empty((0, 4)), np.empty(0), [])
+    for none in nothing:
+        assert box.boxes_back(none).shape == (0, 4)
     assert outside[0, 0, 0] == -50
 
 

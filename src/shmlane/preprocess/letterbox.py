@@ -45,18 +45,21 @@ class Letterbox:
     def boxes_back(self, xyxy: npt.ArrayLike) -> Array:
         """Boxes in source pixels, clipped to the picture, from boxes in target pixels.
 
-        xyxy: numbers of shape (..., 4), left, top, right and bottom. Returns an array
-        of the same shape, of its own: float32, or float64 for wider numbers. A box
-        that lies in the border alone comes back without area. Each axis is mapped by
-        what the picture really measures in the target, after rounding to whole pixels.
+        xyxy: numbers of shape (..., 4), left, top, right and bottom, or an empty list,
+        which has the shape (0, 4). Returns an array of the same shape, of its own:
+        float32, or float64 for wider numbers. A box that lies in the border alone comes
+        back without area. Each axis is mapped by what the picture really measures in
+        the target, after rounding to whole pixels.
         Raises `TensorMismatch` for what is no array of boxes.
         """
         boxes = np.asarray(xyxy)
+        if boxes.shape == (0,):
+            # A list without boxes does not say how many numbers each would have.
+            boxes = boxes.reshape(0, 4)
         if boxes.dtype.kind not in "iuf" or boxes.shape[-1:] != (4,):
             raise TensorMismatch(
                 f"boxes of shape {boxes.shape} and dtype {boxes.dtype}; allowed are"
                 " real numbers of shape (..., 4): left, top, right, bottom.",
-                hint="" if boxes.size else "For none, np.reshape(found, (-1, 4)).",
                 shape=boxes.shape,
                 dtype=boxes.dtype,
             )
