@@ -18,6 +18,7 @@ from .flights import Timetable
 from .gathering import Gathering
 from .leases import BaseLease
 from .passages import Passage
+from .slots import Slot
 
 L = TypeVar("L", bound=BaseLease)
 
@@ -30,7 +31,8 @@ class Fleet(Generic[L]):
 
     flying: those in flight or about to be, the longest first. at_hand: the one whose
     request is just being sent, or its reply read. board: where replies are watched for,
-    while the stream runs. looked: when they were last looked for.
+    while the stream runs. looked: when they were last looked for. parting: the one that
+    is just being let go of.
     """
 
     __slots__ = (
@@ -42,6 +44,7 @@ class Fleet(Generic[L]):
         "board",
         "flying",
         "looked",
+        "parting",
         "timetable",
     )
 
@@ -55,6 +58,7 @@ class Fleet(Generic[L]):
         self._gathering = Gathering(most)
         self.flying: OrderedDict[Passage[L], Passage[L]] = OrderedDict()
         self.at_hand: Passage[L] | None = None
+        self.parting: Passage[L] | None = None
         self.timetable = Timetable()
         self.looked = 0.0
 
@@ -125,7 +129,7 @@ class Fleet(Generic[L]):
         left = [each for each in list(self.flying) if each.slot.server_hold]
         left = [each for each in left if each is not at_hand]
         for passage in left:
-            self._let_go(passage)
+            self.let_go(passage)
         if left:
             # In a handler this may be right before the wait for all of them.
             self.board.ring()
@@ -135,13 +139,27 @@ class Fleet(Generic[L]):
         """Let go of all: what is in flight is late from now on."""
         self.at_hand = None
         for passage in list(self.flying):
-            self._let_go(passage)
+            self.let_go(passage)
 
-    def _let_go(self, passage: Passage[L]) -> None:
-        # Once: a stream that is dropped may end in any thread, while its own closes the
-        # session.
-        if self.flying.pop(passage, None) is not None:
+    def let_go(self, passage: Passage[L]) -> bool:
+        """Release its slot; False if that was done, or is done, by somebody else.
+
+        A stream that is dropped may end in any thread, while its own closes the
+        session; a signal handler may close it in the middle of this.
+        """
+        before, self.parting = self.parting, passage
+        try:
+            if self.flying.pop(passage, None) is None:
+                return False
             passage.lease.release()
+        finally:
+            self.parting = before
+        return True
+
+    @property
+    def in_hand(self) -> list[Slot]:
+        """Those that a signal handler interrupts the use of: it waits in vain."""
+        return [each.slot for each in (self.at_hand, self.parting) if each is not None]
 
     def __repr__(self) -> str:
         return f"<Fleet {len(self.flying)} of at most {self._most} in flight>"

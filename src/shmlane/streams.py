@@ -338,8 +338,7 @@ class Course(Generic[L, I, R]):
 
     def _fail(self, passage: Passage[L], error: Exception) -> None:
         # What was left to others in between has lost its connection: see `leave`.
-        if self._flying.pop(passage, None) is not None:
-            passage.lease.release()
+        if self._fleet.let_go(passage):
             self._outcomes.fail(passage.number, error)
 
     def _read(self, passage: Passage[L], result: Result) -> None:
@@ -375,8 +374,8 @@ class Course(Generic[L, I, R]):
 
         What is in flight is late from now on, and the stream ends with `PoolClosed`. In
         another thread than that of the stream this does nothing: the stream reads on.
-        Returns the slot that it was just busy with, where this is a signal handler: to
-        wait for that would be in vain, for the stream goes on with it afterwards.
+        Returns the slots that it was just busy with, where this is a signal handler: to
+        wait for those would be in vain, for the stream goes on with them afterwards.
         """
         if self._thread != threading.get_ident():
             return []
@@ -384,8 +383,7 @@ class Course(Generic[L, I, R]):
             self._upcoming.end(
                 PoolClosed("the session was closed before the reply came.")
             )
-        at_hand = self._fleet.at_hand
-        return [] if at_hand is None else [at_hand.slot]
+        return self._fleet.in_hand
 
     def disown(self) -> None:
         """In a forked child: what is in flight is the parent's, and this ends."""

@@ -24,6 +24,7 @@ from shmlane import (
     fleet,
     flights,
     gathering,
+    leases,
     passages,
     session,
     session_base,
@@ -103,6 +104,28 @@ def test_a_stream_ends_and_nothing_is_left(
             assert (server.regions, files_of(server)) == ({}, []), moment
         moment, reached = moment + 1, at.was_reached
     assert moment > 50
+
+
+def test_a_stream_that_is_just_being_left_ends_as_well() -> None:
+    """What it was leaving just then may stay for the next session."""
+    watched = (fleet, leases, session_base, streams)
+    files = {module.__file__ for module in watched}
+    moment, reached = 0, True
+    while reached:
+        with flowing(slots=2) as (_, session):
+            stream = session.stream(range(9), write=fill, read=number_of)
+            assert next(stream) == 0
+            at = At(moment, session.close, files=files)
+            begun = time.monotonic()
+            sys.settrace(at)
+            try:
+                stream.close()
+            finally:
+                sys.settrace(None)
+            session.close()
+            assert time.monotonic() - begun < LIMIT / 2, moment
+        moment, reached = moment + 1, at.was_reached
+    assert moment > 20
 
 
 def test_a_session_that_its_own_thread_is_opening_is_closed_in_the_end() -> None:
