@@ -282,9 +282,9 @@ class Course(Generic[L, I, R]):
 
     def _go_on_with_all(self) -> None:
         """One after the other: a server busy with the first finds the others there."""
-        fairness = self._fairness
-        # So many slots are for streams that lack them.
-        over = self.busy - fairness.part if fairness.lacking else 0
+        fairness, busy = self._fairness, self.busy
+        # So many slots are for streams that lack them; never the only one.
+        over = busy - fairness.part if busy > 1 and fairness.lacking else 0
         # One look at all connections costs little more than one at a single one.
         self._fresh_until = time.monotonic() + _FRESH
         stirred = self._fleet.board.stirred()

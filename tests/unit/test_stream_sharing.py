@@ -167,6 +167,27 @@ def test_a_stream_gets_what_another_left_when_its_late_replies_have_come() -> No
         all_free(flows.session)
 
 
+def test_a_stream_gets_what_the_workers_of_another_have_when_that_is_left() -> None:
+    written = threading.Event()
+
+    def write(lease: Lease, number: int) -> None:
+        fill(lease, number)
+        if number == 1:
+            assert written.wait(LIMIT)
+
+    with Flows(range(1000, 1003), slots=2) as flows:
+        left = flows.session.stream(range(2), write=write, read=number_of, workers=2)
+        assert next(left) == 0
+        running = [flows.begin(0)]
+        flows.have_written(1)
+        lacking = engine_of(flows.session).fairness.lacking
+        eventually(lambda: lacking, "it waits for more")
+        written.set()
+        left.close()
+        flows.have_written(2)
+        flows.end(running)
+
+
 def test_a_stream_that_has_ended_has_no_part() -> None:
     """Not even one whose error is kept, and which had work in hand when it ended."""
 
