@@ -33,7 +33,7 @@ I = TypeVar("I")  # noqa: E741 - an item
 R = TypeVar("R")
 
 # Between two results that are asked for, replies are looked for after so long.
-_LOOK_AGAIN = 1e-4
+_AGAIN = 1e-4
 # To look at all connections spares a look at each, for so long: items may be slow to
 # come and to write, and a connection may end meanwhile.
 _FRESH = 2e-4
@@ -98,11 +98,7 @@ class Course(Generic[L, I, R]):
                     self._thread = threading.get_ident()
                     if self._is_disowned:
                         raise self._host._unusable()
-                    if (
-                        was_away
-                        and ready
-                        and time.monotonic() - fleet.looked > _LOOK_AGAIN
-                    ):
+                    if was_away and ready and time.monotonic() - fleet.looked > _AGAIN:
                         # While results are asked for slowly, replies make room.
                         self._look_if_busy()
                     if len(flying) < in_flight:
@@ -169,7 +165,7 @@ class Course(Generic[L, I, R]):
 
     def _has_news(self) -> bool:
         """Whether a result should be handed out before the next item is waited for."""
-        if time.monotonic() - self._fleet.looked > _LOOK_AGAIN:
+        if time.monotonic() - self._fleet.looked > _AGAIN:
             self._look_if_busy()
         return bool(self._outcomes.ready)
 
