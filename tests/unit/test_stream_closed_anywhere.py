@@ -17,6 +17,7 @@ import pytest
 from shmlane import (
     Lease,
     PoolClosed,
+    ProtocolError,
     RequestLost,
     Result,
     engine,
@@ -31,7 +32,7 @@ from shmlane import (
     streams,
     upcoming,
 )
-from shmlane.testing import Reset
+from shmlane.testing import Garbage, Reset
 from tests.polling import eventually
 from tests.unit.asked import asked
 from tests.unit.flowing import LIMIT, Gates, fill, flowing, number_of, outcome
@@ -236,15 +237,20 @@ def test_closing_waits_for_what_ctrl_c_left_in_flight(
         assert kept.traceback
 
 
-def test_closing_waits_for_what_was_lost_before() -> None:
+@pytest.mark.parametrize(
+    ("fault", "expected"), [(Reset(), RequestLost), (Garbage(), ProtocolError)]
+)
+def test_closing_waits_for_what_was_lost_before(
+    fault: Reset | Garbage, expected: type[Exception]
+) -> None:
     with flowing(slots=1) as (server, opened):
         stream = opened.stream(
             range(ITEMS), write=fill, read=number_of, return_exceptions=True
         )
         assert next(stream) == 0
-        server.script(Reset())
+        server.script(fault)
         # The next one may be on its way already.
-        while not isinstance(next(stream), RequestLost):
+        while not isinstance(next(stream), expected):
             pass
         opened.close()
         assert (server.regions, files_of(server)) == ({}, [])

@@ -82,26 +82,32 @@ class Flows:
     def __exit__(self, *error: object) -> None:
         self._opened.close()
 
-    def begin(self, which: int, *, until: int | None = None) -> Future[list[float]]:
+    def begin(
+        self, which: int, *, until: int | None = None, in_flight: int | None = None
+    ) -> Future[list[float]]:
         def write(lease: Lease, number: int) -> None:
             fill(lease, number)
             self._written[which].append(number)
 
         def run() -> list[float]:
             items = self.numbers[which]
-            with self.session.stream(items, write=write, read=number_of) as stream:
+            with self.session.stream(
+                items, write=write, read=number_of, in_flight=in_flight
+            ) as stream:
                 return list(itertools.islice(stream, until))
 
         return self._pool.submit(run)
 
-    def begin_both(self, *, until: int | None = None) -> list[Future[list[float]]]:
+    def begin_both(
+        self, *, until: int | None = None, in_flight: int | None = None
+    ) -> list[Future[list[float]]]:
         """The second has the first slot that the first one lets go of.
 
-        until: so many results the first one takes.
+        until: so many results the first one takes. in_flight: of the second.
         """
         running = [self.begin(0, until=until)]
         self.have_written(self.slots, 0)
-        running.append(self.begin(1))
+        running.append(self.begin(1, in_flight=in_flight))
         eventually(lambda: self.session.stats().waits == 1, "the second waits in turn")
         self.let_pass(0)
         self.have_written(self.slots, 1)
@@ -140,6 +146,17 @@ def test_a_stream_that_begins_later_gets_its_part_and_leaves_it_in_the_end() -> 
         flows.let_pass(4)
         flows.have_written(9, 10)
         flows.end([first, second])
+
+
+def test_a_stream_that_has_all_it_asked_for_leaves_others_more_than_it_has() -> None:
+    with Flows(range(40), range(1000, 1010), slots=6) as flows:
+        running = flows.begin_both(in_flight=2)
+        flows.let_pass(1)
+        flows.have_written(6, 2)
+        for number in range(2, 6):
+            flows.let_pass(number)
+            flows.have_written(5 + number, 2)
+        flows.end(running)
 
 
 def test_a_stream_gets_what_another_leaves_that_has_nothing_more_to_send() -> None:

@@ -25,6 +25,7 @@ from shmlane import (
     upcoming,
 )
 from shmlane.testing import Answer, Truncate
+from shmlane.transport import HttpConnection
 from tests.patience import given_up
 from tests.polling import eventually
 from tests.sessions import Array, all_free
@@ -264,6 +265,28 @@ def test_a_connection_that_ended_when_it_was_used_in_between_costs_nothing(
 
     stream = session.stream(items(), write=write, read=number_of)
     assert list(stream) == list(range(9))
+
+
+def test_connections_are_not_looked_at_one_by_one(
+    single: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But before the first item, and where it took long to get the next one."""
+    looks: list[bool] = []
+    look: Any = HttpConnection.is_quiet
+
+    def is_quiet(self: HttpConnection) -> bool:
+        looks.append(look.fget(self))
+        return looks[-1]
+
+    _, session = single
+    monkeypatch.setattr(HttpConnection, "is_quiet", property(is_quiet))
+    monkeypatch.setattr(upcoming, "_SLOW", LIMIT)
+    for fresh, count in ((LIMIT, 1), (0.0, 9)):
+        monkeypatch.setattr(streams, "_FRESH", fresh)
+        looks.clear()
+        stream = session.stream(range(9), write=fill, read=number_of)
+        assert list(stream) == list(range(9))
+        assert looks == [True] * count
 
 
 @pytest.mark.parametrize("memory", ["system", "wire"])
