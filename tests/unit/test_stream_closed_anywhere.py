@@ -218,6 +218,18 @@ def test_a_stream_may_end_in_another_thread_while_its_own_closes_the_session() -
     assert moment > 10
 
 
+def test_a_stream_belongs_to_the_thread_that_asked_last() -> None:
+    """Which closes the session without a wait for what it would have to read itself."""
+    with flowing(slots=2) as (server, opened), ThreadPoolExecutor(1) as pool:
+        stream = opened.stream(range(9), write=fill, read=number_of)
+        assert pool.submit(next, stream).result(LIMIT) == 0
+        assert next(stream) == 1
+        begun = time.monotonic()
+        opened.close()
+        assert time.monotonic() - begun < LIMIT / 2
+        assert (server.regions, files_of(server)) == ({}, [])
+
+
 def test_closing_waits_for_what_ctrl_c_left_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
