@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 import time
 import warnings
@@ -27,6 +26,7 @@ from .errors import (
 )
 from .exchange import Exchange
 from .fairness import Fairness
+from .frames import callers_level
 from .handoff import SessionHandle
 from .inventory import clean_up
 from .layout import SlotLayout
@@ -143,7 +143,7 @@ class Engine:
                     f"session for {settings.model!r}: tensors go over the wire, because"
                     f" {error}",
                     WireFallback,
-                    stacklevel=_callers_level(),
+                    stacklevel=callers_level(),
                 )
                 undo.pop_all()
             return engine
@@ -384,14 +384,6 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine {self.pool!r} {self.memory!r}>"
-
-
-def _callers_level() -> int:
-    """How far up whoever opens the session is: `open`, `with` or the first use."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__package__") == __package__:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _give_back(

@@ -13,8 +13,10 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
+from .blocking import BlockingShell
 from .engine import Engine
 from .errors import LeaseTimeout, ModelNotReady, ServerUnreachable
+from .frames import values_in
 from .handoff import SessionHandle, SlotRef
 from .lease_blocking import Lease
 from .leases import Result
@@ -96,6 +98,8 @@ class Session(BaseSession):
         """
         courses = self._courses if wait else ()
         kept = [slot for course in courses for slot in course.leave()]
+        # In a signal handler, amid the inference of this thread, which goes on then.
+        kept += values_in(BlockingShell.infer, "slot")
         self._begin_to_close()
         self._end(wait=wait, kept=kept)
 

@@ -188,7 +188,8 @@ class HttpConnection:
         """
         # As `_milliseconds`, without a call: each small reply comes by here.
         limit = None if timeout is None else min(timeout * 1e3, _LONGEST_POLL)
-        if not self._poll(limit):
+        # It does not look again after a signal handler that took all of the time.
+        if not (self._poll(limit) or self._poll(0)):
             raise timed_out(timeout)
         try:
             data = self._recv(_RECEIVE_BYTES)

@@ -159,6 +159,22 @@ def test_signals_do_not_put_off_the_end_of_a_wait(connection: HttpConnection) ->
     assert in_vain == []
 
 
+def test_a_reply_that_came_while_a_signal_handler_took_all_the_time_is_read(
+    connection: HttpConnection, peer: socket.socket
+) -> None:
+    """Python waits no longer after such a handler, and does not look either."""
+    poll = connection._poll
+
+    def wait_in_vain(_limit: float | None) -> object:
+        connection._poll = poll
+        peer.send(REPLY)
+        eventually(lambda: readable(connection), "the reply has come")
+        return []
+
+    connection._poll = wait_in_vain
+    assert connection.receive(SHORT) == REPLY
+
+
 def test_a_reply_cut_by_a_time_out_is_read_on_later(
     connection: HttpConnection, peer: socket.socket
 ) -> None:
