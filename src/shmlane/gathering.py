@@ -13,7 +13,7 @@ from __future__ import annotations
 
 # That part of what is in flight, the oldest, is waited for together. The server has the
 # others to work on; with fewer it would run out of work meanwhile.
-_PART = 4
+_PART = 3
 _LEAST_IN_FLIGHT = 16
 # Replies that come in longer intervals, in seconds, are each waited for: little could
 # be saved, and a server that is not busy with others is kept waiting.

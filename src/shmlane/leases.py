@@ -66,7 +66,7 @@ class Result(Mapping[str, Array]):
             raise unknown_tensor(slot.outputs, name, "output") from None
         if self._answer.wire and name in self._answer.wire:
             return self._answer.wire[name]
-        if tensor.spec.is_bytes:
+        if tensor.is_bytes:
             return decode(tensor.root.data, tensor.shape or ())
         view: Array = tensor.array[...]
         return view

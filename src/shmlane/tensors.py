@@ -115,6 +115,7 @@ class Tensor:
         "bit",
         "capacity",
         "default",
+        "is_bytes",
         "lent",
         "name",
         "nbytes",
@@ -134,7 +135,8 @@ class Tensor:
         self.name = plan.spec.name
         self.default = plan.default
         self.bit = bit
-        self.view_bit = 0 if plan.spec.is_bytes else bit
+        self.is_bytes = plan.spec.is_bytes
+        self.view_bit = 0 if self.is_bytes else bit
         self.lent: Array | None = None
 
     def bind(self, registration: Registration, offset: int, capacity: int) -> None:
