@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 from .blocking import BlockingShell
@@ -120,14 +121,17 @@ class Fleet(Generic[L]):
             self._gathering.note_failure(time.monotonic())
         return 0
 
-    def leave(self) -> bool:
+    def leave(self, kept: Collection[Slot]) -> bool:
         """Let go of those whose replies are to come; False if there are none.
 
-        Not of the one at hand, nor of one whose reply has been read.
+        Not of the one at hand, nor of one whose reply has been read, nor of `kept`.
         """
         at_hand = self.at_hand
-        left = [each for each in list(self.flying) if each.slot.server_hold]
-        left = [each for each in left if each is not at_hand]
+        left = [
+            each
+            for each in list(self.flying)
+            if each.slot.server_hold and each is not at_hand and each.slot not in kept
+        ]
         for passage in left:
             self.let_go(passage)
         if left:

@@ -32,6 +32,7 @@ from .session_base import (
     time_left,
 )
 from .settings import checked_count
+from .slots import Slot
 from .stream_plan import StreamPlan
 from .streams import Course
 from .tensors import COUNTS_ARE_EXACT
@@ -96,10 +97,10 @@ class Session(BaseSession):
         the next session or `shmlane clean`, so that it can be unregistered then. An
         interrupted close is finished by another.
         """
-        courses = self._courses if wait else ()
-        kept = [slot for course in courses for slot in course.leave()]
         # In a signal handler, amid the inference of this thread, which goes on then.
-        kept += values_in(BlockingShell.infer, "slot")
+        kept: list[Slot] = values_in(BlockingShell.infer, "slot")
+        for course in self._courses if wait else ():
+            kept += course.leave(kept)
         self._begin_to_close()
         self._end(wait=wait, kept=kept)
 

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Container, Generator, Iterable
+from collections.abc import Callable, Collection, Container, Generator, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from .blocking import BlockingShell
@@ -365,17 +365,18 @@ class Course(Generic[L, I, R]):
         workshop.do(lambda: values.append(read(item, result)), ended, passage.lease)
         self._flying.pop(passage, None)
 
-    def leave(self) -> list[Slot]:
+    def leave(self, kept: Collection[Slot]) -> list[Slot]:
         """The session closes: leave to others what only this thread could wait for.
 
         What is in flight is late from now on, and the stream ends with `PoolClosed`. In
         another thread than that of the stream this does nothing: the stream reads on.
         Returns the slots that it was just busy with, where this is a signal handler: to
         wait for those would be in vain, for the stream goes on with them afterwards.
+        kept: slots that this thread is waiting for further up: they are not left.
         """
         if self._thread != threading.get_ident():
             return []
-        if self._fleet.leave():
+        if self._fleet.leave(kept):
             self._upcoming.end(
                 PoolClosed("the session was closed before the reply came.")
             )
