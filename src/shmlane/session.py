@@ -95,7 +95,8 @@ class Session(BaseSession):
         that are still alive stay valid; leases still held can only be released, which
         takes back the rest. Where the server does not answer, the memory stays until
         the next session or `shmlane clean`, so that it can be unregistered then. An
-        interrupted close is finished by another.
+        interrupted close is finished by another. In a signal handler, the inference
+        that it interrupts goes on afterwards; a stream ends with `PoolClosed`.
         """
         # In a signal handler, amid the inference of this thread, which goes on then.
         kept: list[Slot] = values_in(BlockingShell.infer, "slot")
