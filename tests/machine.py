@@ -25,6 +25,15 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in " ".join(listed).split()]
 
 
+def descendants(pid: int) -> set[int]:
+    """All processes that a process started, and those that they did."""
+    found: set[int] = set()
+    # It may end in between.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        found.update(children(pid))
+    return found.union(*map(descendants, found))
+
+
 def parent(pid: int) -> int:
     """The process that started another."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from shmlane.bench import (
 from shmlane.bench.server_stats import ServerStats
 from shmlane.errors import ContenderFailed, InstallFailed, ServerUnreachable, UsageError
 from shmlane.server import TritonServer
+from tests.machine import descendants, is_running
 from tests.polling import eventually
 
 MEASURED = (
@@ -284,3 +286,32 @@ def test_a_report_of_a_run_is_what_the_demo_reads(servers: Servers) -> None:
     )
     assert ratio.p50 is not None
     assert ratio.p50.min <= ratio.p50.median <= ratio.p50.max
+
+
+def _runs_perf_analyzer(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name == "perf_analyzer"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.usefixtures("tools", "no_leftovers", "no_processes_left")
+@pytest.mark.parametrize(("number", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_no_process_outlives_a_benchmark_that_is_ended(number: str, code: int) -> None:
+    options = ("--contenders", "cpp-http,shmlane-http", "--concurrency", "1")
+    with subprocess.Popen(
+        [sys.executable, "-m", "shmlane", "bench", "--quick", *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as bench:
+        started: set[int] = set()
+
+        def measures() -> bool:
+            started.update(descendants(bench.pid))
+            return any(map(_runs_perf_analyzer, started))
+
+        eventually(measures, "it runs perf_analyzer", timeout=60)
+        bench.send_signal(signal.Signals[number])
+        assert bench.wait(30) == code
+    eventually(lambda: not any(map(is_running, started)), "all of them have ended")

@@ -20,7 +20,7 @@ from shmlane.header import RegionHeader
 from shmlane.inventory import clean_up
 from tests.chaos.conductor import run, say
 from tests.chaos.faults import forget_strangers
-from tests.machine import children, is_running
+from tests.machine import descendants, is_running
 from tests.polling import eventually
 from tests.sessions import region_files
 
@@ -38,15 +38,6 @@ def test_no_fault_gives_anyone_a_wrong_value_or_keeps_anything() -> None:
     done = run(seconds=SECONDS, seed=seed)
     say(str(done))
     assert done.complaints() == [], f"seed {seed}\n{done}"
-
-
-def descendants(pid: int) -> set[int]:
-    """All processes that a process started, and those that they did."""
-    found: set[int] = set()
-    # It may end in between.
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        found.update(children(pid))
-    return found.union(*map(descendants, found))
 
 
 def clean_up_after(pids: set[int]) -> None:
