@@ -6,6 +6,8 @@ is another one when it comes back.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,7 @@ from shmlane.testing import Answer, Close, ScriptedServer, identity_model
 from tests.fault_proxy import FaultProxy, How
 from tests.patience import given_up
 from tests.polling import eventually
+from tests.unit.asked import slots_of
 from tests.unit.one_slot import (
     OUTPUT,
     becomes,
@@ -213,10 +216,14 @@ def test_a_lost_request_is_sent_again_only_when_its_model_has_ended(
     server: ScriptedServer,
 ) -> None:
     with one_slot(server.url, replay=True) as session, ThreadPoolExecutor(1) as pool:
-        server.script(Close())
         with server.hold():
             answer = pool.submit(echo, session, 1.0)
             server.wait_for(1)
+            # Not before: the server might let go of the memory first, and run then.
+            (slot,) = slots_of(session)
+            assert slot.channel is not None
+            with socket.socket(fileno=os.dup(slot.channel.fileno())) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
             eventually(
                 lambda: server.requests[-1].path.endswith(("status", "unregister")),
                 "the slot is drained",
