@@ -296,7 +296,7 @@ def _array(tensor: Tensor, output: OutputReply, *, classes: int) -> Array:
     """The array of an output that came over the wire."""
     data = output.data
     assert data is not None
-    if classes or tensor.spec.is_bytes:
+    if classes or tensor.is_bytes:
         return elements.decode(data, output.shape)
     dtype = tensor.spec.dtype
     flat = np.frombuffer(data, dtype)

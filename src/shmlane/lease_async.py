@@ -321,7 +321,7 @@ def _fits(slot: Slot, name: str, array: object) -> bool:
         return True
     if not isinstance(array, np.ndarray):
         return False
-    if not tensor.spec.is_bytes:
+    if not tensor.is_bytes:
         return array.size * tensor.spec.dtype.itemsize <= tensor.capacity
     # How much text there is in objects is known only when it is read.
     is_bounded = array.dtype.kind in "SU"

@@ -92,7 +92,7 @@ class Result(Mapping[str, Array]):
         }
 
     def _is_in_slot(self, name: str) -> bool:
-        is_bytes = self._slot.outputs[name].spec.is_bytes
+        is_bytes = self._slot.outputs[name].is_bytes
         return name not in self._answer.wire and not is_bytes
 
     @property
@@ -161,7 +161,7 @@ class BaseLease(Holder):
             raise unknown_tensor(slot.inputs, name, "input") from None
         given = self._given
         if not given & tensor.view_bit:
-            if tensor.spec.is_bytes:
+            if tensor.is_bytes:
                 raise _no_view(tensor)
             if tensor.shape != tensor.default:
                 self._take_default(slot, tensor)
@@ -194,7 +194,7 @@ class BaseLease(Holder):
 
     def _view(self, slot: Slot, name: str, shape: Iterable[int]) -> Array:
         tensor = self._input(slot, name)
-        if tensor.spec.is_bytes:
+        if tensor.is_bytes:
             raise _no_view(tensor)
         self._reshape(slot, tensor, shape)
         self._given |= tensor.bit
@@ -219,7 +219,7 @@ class BaseLease(Holder):
         tensor = self._input(slot, name)
         # Whatever ends this early, what is half written is not sent.
         self._given &= ~tensor.bit
-        if tensor.spec.is_bytes:
+        if tensor.is_bytes:
             self._write_elements(slot, tensor, array, cast=cast)
         else:
             self._fill(slot, tensor, _source(tensor, array, cast=cast))
@@ -254,7 +254,7 @@ class BaseLease(Holder):
         slot = self._slot
         if slot is not None and not slot.is_shared and not slot.server_hold:
             tensor = self._input(slot, name)
-            if not tensor.spec.is_bytes:
+            if not tensor.is_bytes:
                 array = _source(tensor, array, cast=cast)
                 if array.dtype == tensor.spec.dtype and array.flags.c_contiguous:
                     self._reshape(slot, tensor, _filled_shape(tensor, array.shape))

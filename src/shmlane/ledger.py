@@ -203,7 +203,7 @@ class Ledger:
     def _shape(self, tensor: Tensor, entry: Entry) -> None:
         if entry.shape is None:
             return
-        nbytes = entry.nbytes if tensor.spec.is_bytes else 0
+        nbytes = entry.nbytes if tensor.is_bytes else 0
         if (entry.shape, entry.nbytes) == (tensor.shape, tensor.nbytes):
             return
         shape = tensor.spec.check_shape(entry.shape)

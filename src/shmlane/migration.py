@@ -179,7 +179,7 @@ def lent_now(slot: Slot) -> ForeignRequest | None:
 
 def _content(tensor: Tensor) -> Array:
     """The array of an input that goes over the wire."""
-    if tensor.spec.is_bytes:
+    if tensor.is_bytes:
         return decode(tensor.root.data[: tensor.nbytes], tensor.shape or ())
     return tensor.array
 

@@ -165,7 +165,7 @@ class RequestBuilding:
                 continue
             if output.data is not None:
                 self.note_size(prepared, output.name, len(output.data))
-            elif not tensor.spec.is_bytes:
+            elif not tensor.is_bytes:
                 self.note_size(prepared, output.name, tensor.nbytes)
 
     def note_size(self, prepared: Prepared, output: str, nbytes: int) -> None:

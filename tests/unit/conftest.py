@@ -1,4 +1,4 @@
-"""One connection over loopback, and ids of requests that are known beforehand."""
+"""One connection or one slot, and ids of requests that are known beforehand."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from shmlane import slots
 from shmlane.transport import HttpConnection
+from tests.sessions import all_free
+from tests.unit.flowing import Pair, flowing, unharmed
 from tests.unit.loopback import Wire, connected
 from tests.unit.scripted import SERIES
 
@@ -36,3 +38,11 @@ def counted_ids() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots, "first_series", lambda: SERIES)
         yield
+
+
+@pytest.fixture(params=["system", "wire"])
+def single(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A session whose items are all on the same slot."""
+    with flowing(slots=1, memory=request.param) as pair, unharmed(pair):
+        yield pair
+        all_free(pair[1])

@@ -28,18 +28,9 @@ from tests.unit.flowing import (
     flowing,
     item,
     number_of,
-    unharmed,
 )
 
 SLOTS = 4
-
-
-@pytest.fixture(params=["system", "wire"])
-def single(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """All items are on the same slot."""
-    with flowing(slots=1, memory=request.param) as pair, unharmed(pair):
-        yield pair
-        all_free(pair[1])
 
 
 def test_connections_are_not_looked_at_one_by_one(

@@ -28,20 +28,11 @@ from tests.unit.flowing import (
     let_time_pass,
     number_of,
     outcome,
-    unharmed,
     value_of,
     view_of,
 )
 
 SLOTS = 4
-
-
-@pytest.fixture(params=["system", "wire"])
-def single(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """All items are on the same slot."""
-    with flowing(slots=1, memory=request.param) as pair, unharmed(pair):
-        yield pair
-        all_free(pair[1])
 
 
 @pytest.fixture
