@@ -72,6 +72,16 @@ def one_slot(url: str, *, replay: bool = False, limit: float = 5.0) -> Session:
     )
 
 
+@contextlib.contextmanager
+def home_of_one(server: ScriptedServer) -> Iterator[Session]:
+    """Its input grows with what is written, its output has room for all of that."""
+    shapes, outputs = {INPUT: (1, 1, 1, 8)}, {OUTPUT: (1, 1, 1, 5000)}
+    with Session(
+        server.url, "identity", slots=1, shapes=shapes, outputs=outputs
+    ) as home:
+        yield home
+
+
 def state(session: Session) -> str:
     """The states of all slots, which is one word as long as there is one slot."""
     stats = session.stats()

@@ -17,7 +17,15 @@ from shmlane.testing import ScriptedServer
 from tests.patience import given_up
 from tests.polling import eventually
 from tests.sessions import Array, all_free, frame
-from tests.unit.one_slot import INPUT, OUTPUT, files_of, fill, one_slot, serving
+from tests.unit.one_slot import (
+    INPUT,
+    OUTPUT,
+    files_of,
+    fill,
+    home_of_one,
+    one_slot,
+    serving,
+)
 
 
 @pytest.fixture
@@ -121,16 +129,6 @@ def test_memory_under_a_view_is_not_used_again(
         gc.collect()
         all_free(home)
     assert files_of(server) == []
-
-
-@contextlib.contextmanager
-def home_of_one(server: ScriptedServer) -> Iterator[Session]:
-    """Its input grows with what is written, its output has room for all of that."""
-    shapes, outputs = {INPUT: (1, 1, 1, 8)}, {OUTPUT: (1, 1, 1, 5000)}
-    with Session(
-        server.url, "identity", slots=1, shapes=shapes, outputs=outputs
-    ) as home:
-        yield home
 
 
 def grow(lease: Lease, size: int) -> None:

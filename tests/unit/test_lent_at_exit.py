@@ -13,7 +13,7 @@ from shmlane.testing import ScriptedServer
 from tests.others import Other, other
 from tests.polling import eventually
 from tests.sessions import all_free
-from tests.unit.one_slot import INPUT, OUTPUT, echo, files_of, fill, serving
+from tests.unit.one_slot import INPUT, echo, files_of, fill, home_of_one, serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
 
@@ -53,11 +53,7 @@ def server() -> Iterator[ScriptedServer]:
 
 @pytest.fixture
 def home(server: ScriptedServer) -> Iterator[Session]:
-    """Its input grows with what is written, its output has room for all of that."""
-    shapes, outputs = {INPUT: (1, 1, 1, 8)}, {OUTPUT: (1, 1, 1, 5000)}
-    with Session(
-        server.url, "identity", slots=1, shapes=shapes, outputs=outputs
-    ) as home:
+    with home_of_one(server) as home:
         yield home
 
 
